@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple, NoReturn
 
 from vtorque_core.base.qcow2_header import HEADER, check_header
+from vtorque_core.base.seccomp import MaskedValue, answer_calls
 
 # linux/sched.h
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
@@ -51,9 +52,6 @@ _NOT_FOR_A_DISK = (
     "kexec_file_load", "bpf", "execveat", "userfaultfd", "io_uring_setup",
     *range(428, 434), 442, 443, 467,
 )  # fmt: skip
-# seccomp.h of libseccomp: actions, the answer to other architectures' calls, a masked comparison
-_SCMP_ALLOW, _SCMP_ERRNO, _SCMP_KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
-_SCMP_FLTATR_ACT_BADARCH, _SCMP_CMP_MASKED_EQ = 2, 7
 # Same numbers on every architecture (asm-generic/unistd.h)
 SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_PIDFD_GETFD, SYS_MOUNT_SETATTR = 428, 429, 438, 442
 _FCHMODAT2 = 452
@@ -122,14 +120,6 @@ class _Denied(_Step):
     """An error that the user caused."""
 
 
-class _Comparison(ctypes.Structure):
-    """``struct scmp_arg_cmp`` of libseccomp: a condition for an argument of a system call."""
-
-    _fields_ = (
-        ("arg", ctypes.c_uint), ("op", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64)
-    )  # fmt: skip
-
-
 def _check(result: int, system_call: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
@@ -161,34 +151,6 @@ def _mount(source: str, target: str, kind: bytes | None, flags: int) -> None:
     _check(result, f"mount on {target}")
 
 
-def answer_calls(answers: Iterable[tuple[str | int, int, tuple[_Comparison, ...]]]) -> None:
-    """Install a seccomp filter that answers system calls with an errno (0: success).
-
-    Each of ``answers`` has a call, its errno, and conditions for its arguments. Executed programs
-    inherit the filter. Calls of other architectures kill the process.
-    """
-    library = ctypes.CDLL("libseccomp.so.2")
-    library.seccomp_init.restype = ctypes.c_void_p
-    made = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(_SCMP_ALLOW)))
-    kill = ctypes.c_uint32(_SCMP_KILL_PROCESS)
-    failed = library.seccomp_attr_set(made, _SCMP_FLTATR_ACT_BADARCH, kill)
-    for call, answer, wanted in answers:
-        number = call if isinstance(call, int) else _number(library, call)
-        action, array = ctypes.c_uint32(_SCMP_ERRNO | answer), (_Comparison * len(wanted))(*wanted)
-        arguments = (made, action, number, len(wanted), array)
-        failed = failed or library.seccomp_rule_add_array(*arguments)
-    failed = failed or library.seccomp_load(made)
-    if failed:
-        raise OSError(-failed, f"seccomp filter: {os.strerror(-failed)}")
-
-
-def _number(library: ctypes.CDLL, call: str) -> int:
-    number = int(library.seccomp_syscall_resolve_name(call.encode()))
-    if number == -1:
-        raise OSError(errno.ENOSYS, f"seccomp filter: libseccomp does not know {call}")
-    return number
-
-
 def ignore_setgroups() -> None:
     """Make setgroups(2) succeed without effect in this process and its children.
 
@@ -202,7 +164,7 @@ def refuse_setuid() -> None:
     number_of: dict[str | int, int] = {"chmod": 1, "fchmod": 1, "fchmodat": 2, _FCHMODAT2: 2}
     bits = (stat.S_ISUID, stat.S_ISGID)
     answer_calls(
-        (call, errno.EPERM, (_Comparison(at, _SCMP_CMP_MASKED_EQ, bit, bit),))
+        (call, errno.EPERM, (MaskedValue(at, bit, bit),))
         for call, at in number_of.items()
         for bit in bits
     )
@@ -210,7 +172,7 @@ def refuse_setuid() -> None:
 
 def restrict_disk_calls() -> None:
     """Restrict the system calls of the storage daemon, because it parses guest data."""
-    no_thread = _Comparison(0, _SCMP_CMP_MASKED_EQ, CLONE_THREAD, 0)  # flags & CLONE_THREAD == 0
+    no_thread = MaskedValue(0, CLONE_THREAD, 0)  # flags & CLONE_THREAD == 0
     refused = [(call, errno.EPERM, ()) for call in _NOT_FOR_A_DISK]
     clone = (("clone", errno.EPERM, (no_thread,)), ("clone3", errno.ENOSYS, ()))
     answer_calls([*refused, *clone])  # without clone3, glibc uses clone(2)

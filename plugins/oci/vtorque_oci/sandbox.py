@@ -6,7 +6,6 @@ import functools
 import shutil
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 from vtorque_core.api import HostFault, guard_command, isolate_command, run_tool
 
@@ -36,7 +35,7 @@ USER_SANDBOX = (
 )
 """Command prefix of the sandbox of a user without root, see user_namespaces(7)."""
 
-_WITHOUT_KEYS = (sys.executable, "-I", "-S", str(Path(__file__).with_name("_without_keys.py")))
+_WITHOUT_KEYS = (sys.executable, "-I", "-m", "vtorque_oci._without_keys")
 
 
 def sandbox_command(*argv: str, limits: Iterable[str], package: str) -> list[str]:
