@@ -101,7 +101,7 @@ def _start(bench: Bench, image: str, limit: float, rounds: int, *, short: bool) 
     figures = [compare(name, "s", ours, base, limit, limits_more=short)]
     figures += _phases(image, jobs)
     if short:
-        spans = [job.released - job.epilogue for job in jobs]
+        spans = [job.ended - job.epilogue for job in jobs]
         figures.append(compare("teardown: the epilogue's process", "s", spans, limit=0.6))
         spans = [job.released - job.last_byte for job in jobs]
         figures.append(compare("  last byte of output to all released", "s", spans, limit=0.25))

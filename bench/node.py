@@ -32,7 +32,10 @@ class Process:
 
 @dataclass(frozen=True)
 class JobTimes:
-    """Unix times of a job; ``phases`` maps phases of its timeline to their start."""
+    """Unix times of a job; ``phases`` maps phases of its timeline to their start.
+
+    ``released`` is when the journal was deleted, and ``ended`` when the epilogue's process ended.
+    """
 
     submitted: float
     prologue: float
@@ -40,6 +43,7 @@ class JobTimes:
     last_byte: float
     epilogue: float
     released: float
+    ended: float
     phases: Mapping[str, float]
 
 
@@ -142,15 +146,15 @@ class BenchNode:
         submitted = time.time()
         job = self.submit(text, *args)
         prologue, _ = self._watch_hook(b"prologue")
-        epilogue, released = self._watch_hook(b"epilogue")
+        epilogue, ended = self._watch_hook(b"epilogue")
         wait(self.idle, "the batch system")
         out, err = self.home / "out", self.home / "err"
         if err.read_bytes() != b"first\n":
             raise RuntimeError(f"{job}: {err.read_bytes()!r}")
-        marks = kept_records.find(self.paths, job)[-1].facts()["phases"]
-        phases = {m["name"]: m["start"] for m in marks if m["guest"] is None}
+        facts = kept_records.find(self.paths, job)[-1].facts()
+        phases = {m["name"]: m["start"] for m in facts["phases"] if m["guest"] is None}
         first, last = err.stat().st_mtime, out.stat().st_mtime
-        return JobTimes(submitted, prologue, first, last, epilogue, released, phases)
+        return JobTimes(submitted, prologue, first, last, epilogue, facts["ended"], ended, phases)
 
     def waited_for(self, text: str, *args: str) -> tuple[float, float]:
         """Run a job script with ``vsub -W block=true``, as a user would.
