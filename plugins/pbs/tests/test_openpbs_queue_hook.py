@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from vtorque_core.api.submission import from_token
 from vtorque_pbs.openpbs import hooks
 from vtorque_pbs.openpbs.setup import QUEUE
 from vtorque_pbs.plugin import Settings
+from vtorque_testing.batch_node import tree
 
 SHELL = "/opt/vt/jobshell"
 BLOB = '{"v":1,"vm":[["ram","2G"]],"files":{},"shell":null}'
@@ -194,6 +196,35 @@ def test_setup_creates_changes_and_removes_the_hook(harness):
     hook.apply()
     hook.undo()
     assert harness.pbs.state()["hooks"] == before
+
+
+def state_of(harness):
+    return {key: harness.pbs.state()[key] for key in ("hooks", "nodes", "resources")}
+
+
+def test_uninstall_restores_a_site_with_hooks_of_all_events(harness):
+    """All steps of the server's host, twice in a row."""
+    events = {"site_queue": "queuejob", "site_begin": "execjob_begin", "site_end": "execjob_end"}
+    own = {"type": "site", "order": "1", "alarm": "30", "content": "import pbs\n"}
+    hooks_of_site = {name: own | {"event": event} for name, event in events.items()}
+    harness.pbs.change(hooks=hooks_of_site)
+    root = harness.setup_root()
+    before, state = tree(root), state_of(harness)
+    node = harness.adapter_of("n1")
+    node._settings = replace(node._settings, vm_queues=("vm:ram=2G",))
+    place = Installation(harness.root / "vtorque", Path("/e/vtorque.toml"), Path(SHELL))
+    for _ in range(2):
+        steps = node.setup_steps(place)
+        assert not [step.problem for step in steps if isinstance(step, Check) and step.problem]
+        for step in steps:
+            if not isinstance(step, Check):
+                step.apply()
+        found = harness.pbs.state()["hooks"]
+        assert len(found) == 2 * len(events) and found.items() > hooks_of_site.items()
+        for step in reversed(node.setup_steps(place)):
+            if not isinstance(step, Check):
+                step.undo()
+        assert (tree(root), state_of(harness)) == (before, state)
 
 
 @pytest.mark.parametrize("image", ["oci:/srv/app", "/root/.cache/vtorque/images/0.squashfs"])

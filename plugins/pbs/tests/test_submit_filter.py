@@ -1,15 +1,18 @@
 """Torque's submit filter: which scripts it changes, and its installation."""
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pbs_harness import TorqueHarness
+from vtorque_admin.steps import Check
 from vtorque_core.api import HostFault
 from vtorque_core.api.batch_system import Needs
 from vtorque_core.api.setup_steps import Installation
 from vtorque_pbs.torque import submit_filter
+from vtorque_testing.batch_node import tree
 from vtorque_testing.submit import run_vsub
 
 BLOB = b'{"v":1}'
@@ -234,3 +237,31 @@ def test_default_filter_below_torques_prefix_is_kept(tmp_path):
         (tmp_path / name).touch(mode=0o755)
     found = submit_filter._site_filter(tmp_path / "cfg", tmp_path / "ours", str(tmp_path / "bin"))
     assert found == tmp_path / "libexec/qsub_filter"
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_uninstall_restores_a_site_with_its_own_filter_and_hooks(harness, end):
+    """All steps of a node, twice in a row: the site's files keep their bytes and modes."""
+    root = harness.setup_root()
+    own = root / "site-filter"
+    own.write_text("#!/bin/sh\nsed s/a/b/\n")
+    own.chmod(0o751)
+    config = root / "spool/torque.cfg"
+    config.write_text(f"QSUBSLEEP 2\n SUBMITFILTER {own} # of the site\nQSUBHOST h{end}")
+    node = harness.adapter_of("n1")
+    node._settings = replace(node._settings, submit_filter=True)
+    (root / "bin").mkdir()
+    place = Installation(root / "bin/vtorque", root / "vtorque.toml", root / "bin/jobshell")
+    before = tree(root)
+    for _ in range(2):
+        steps = node.setup_steps(place)
+        assert not [step.problem for step in steps if isinstance(step, Check) and step.problem]
+        for step in steps:
+            if not isinstance(step, Check):
+                step.apply()
+        assert b"\n#vtorque#  SUBMITFILTER " in config.read_bytes()
+        assert str(own).encode() in (root / "bin" / submit_filter.NAME).read_bytes()
+        for step in reversed(node.setup_steps(place)):
+            if not isinstance(step, Check):
+                step.undo()
+        assert tree(root) == before
