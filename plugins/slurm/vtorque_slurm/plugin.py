@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
 from vtorque_core.api import BatchSystem, constant_hook, deferred, hookimpl
 from vtorque_slurm.settings import Settings
+
+if TYPE_CHECKING:
+    from vtorque_core.api import JobAttempt
+    from vtorque_core.api.node_job import Site
+
+REQUEUE_SOCKET = "requeue.sock"
+"""Host end of the port in a guest's run directory; see :mod:`vtorque_slurm.requeue_port`."""
 
 vtorque_settings = constant_hook(Settings)
 vtorque_batch_systems = constant_hook(
@@ -18,3 +29,15 @@ vtorque_batch_systems = constant_hook(
     )
 )
 vtorque_health_checks = hookimpl(deferred("vtorque_slurm.health:checks"))
+
+
+@hookimpl
+def vtorque_beside_script(
+    job: JobAttempt, batch: BatchSystem, site: Site
+) -> Iterator[Sequence[str]]:
+    """Yield the command that requeues the job when its script requests this."""
+    settings = site[Settings]
+    if settings.requeue and batch.name == "slurm":
+        port = site.paths.job_run(job.key) / "g0" / REQUEUE_SOCKET
+        words = [str(port), job.id, settings.bindir, settings.conf, str(settings.timeout)]
+        yield [sys.executable, "-I", "-m", "vtorque_slurm.requeue_helper", *words]

@@ -26,6 +26,9 @@ class Settings:
     spank: bool = setting(
         False, doc="users may submit VM jobs with --vm= of sbatch, srun and salloc"
     )
+    requeue: bool = setting(
+        False, doc="jobs may requeue themselves with scontrol requeue in their first guest"
+    )
     exclusive: Literal["", "user", "node"] = setting(
         "",
         doc="VM jobs request nodes without jobs of other users (user) or without other jobs (node)",

@@ -418,6 +418,23 @@ def test_requeued_job_restarts(clean):
     assert clean.read("out").split()[0] == b"1"
 
 
+@pytest.mark.full
+def test_script_requeues_its_own_job_and_no_other(clean):
+    script = (
+        "#!/bin/sh\nscontrol requeue $((SLURM_JOB_ID - 1)) || echo refused\n"
+        "[ $SLURM_RESTART_COUNT ] || scontrol requeue $SLURM_JOB_ID || exit 3\n"
+        "[ $SLURM_RESTART_COUNT ] || exec sleep 1000\necho $SLURM_RESTART_COUNT\n"
+    )
+    job_id = clean.submit(script)
+    clean.wait_state(job_id, "COMPLETED", "FAILED")
+    message, *said = clean.read("out").decode().splitlines()
+    assert f"{int(job_id) - 1} is not this job ({job_id}): requeue other jobs" in message
+    assert said == ["refused", "1"]
+    code, said, error = clean.job(script, "--no-requeue")
+    assert (code, said) == (3, b"refused\n")
+    assert b"Submit the job with --requeue: JobRequeue=0" in error
+
+
 def test_bare_metal_job_runs_without_a_guest(clean):
     """``-vm none`` is sbatch; the hooks start no Python, even for requests like vTorque's."""
     script = clean.script("#!/bin/sh\nhostname; echo $0; cat /proc/1/comm; exit 4\n")
