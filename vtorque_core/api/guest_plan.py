@@ -126,7 +126,7 @@ class Boot(Protocol):
         """Domain XML for a cold boot."""
 
     def create(self) -> None:
-        """Start the domain of :attr:`rendered`."""
+        """Create the domain of :attr:`rendered`, paused."""
 
     def adapt_xml(self, xml: str, state_dir: Path, run_dir: Path) -> str:
         """Return the XML of an earlier domain, adapted to this guest's files, owner and CPUs.
@@ -144,8 +144,11 @@ class Boot(Protocol):
     def adopt_guest(self) -> None:
         """Attach this guest's devices to the claimed warm guest, and resume that guest."""
 
+    def filter_nics(self) -> None:
+        """Complete the packet filters of the guest's NICs."""
+
     def resume(self) -> None:
-        """Resume the restored domain."""
+        """Resume the domain."""
 
     def await_ready(self) -> None:
         """Wait until the guest reports READY."""
@@ -189,7 +192,9 @@ class BootSource:
         boot.create()
 
     def run(self, boot: Boot) -> None:
-        """Resume the domain if :meth:`start` created it paused."""
+        """Resume the domain."""
+        if not self.remote:
+            boot.resume()
 
     def await_ready(self, boot: Boot) -> None:
         """Wait until the guest can run the script, at most until ``boot.deadline``."""

@@ -248,10 +248,12 @@ def adopt_domain(
     devices: Sequence[str],
     metadata: tuple[str, str, str],
     cpus: tuple[bool, ...] = (),
+    attached: Callable[[], None] = lambda: None,
 ) -> None:
     """Add a job's devices, metadata and CPUs to a warm (paused) domain, and resume it.
 
-    The last device is attached after the resume, and signals that the others are present.
+    The last device is attached after ``attached`` and the resume, and signals that the others are
+    present.
     ``metadata`` is XML, its prefix and its namespace. ``cpus`` has True for each host CPU that
     vCPUs and emulator may use; empty: any.
     """
@@ -267,6 +269,7 @@ def adopt_domain(
             domain.pinEmulator(cpus, live)
         for device in devices[:-1]:
             domain.attachDeviceFlags(device, live)
+        attached()
         domain.resume()
         for device in devices[-1:]:
             domain.attachDeviceFlags(device, live)

@@ -129,12 +129,18 @@ class _Sender:
             raise SenderGone from None
 
     def request_guest(
-        self, of: Collection[str], node: ReceivingNode, uuid: str, xml: str, failed: threading.Event
+        self,
+        of: Collection[str],
+        node: ReceivingNode,
+        uuid: str,
+        xml: str,
+        failed: threading.Event,
+        filter_nics: Callable[[], None] = lambda: None,
     ) -> None:
         """Request the guest ``uuid`` from the source node. Return when the guest runs here.
 
         One thread per guest calls this, and waits for the other threads. The last thread sends one
-        request for all guests in ``of`` (UUIDs).
+        request for all guests in ``of`` (UUIDs). Calls ``filter_nics`` before the guest runs here.
 
         Raises:
             SenderGone: If the source node disconnects, or after an hour, because a node that lost
@@ -147,7 +153,10 @@ class _Sender:
                 self.awaits = True
                 self.send_answer(xml=self._ready)
         ready, until = time.monotonic() + node.start_timeout, time.monotonic() + _ARRIVES
-        while not self.awaits or domains.domain_state(node.uri, uuid) != "runs":
+        while not self.awaits or (state := domains.domain_state(node.uri, uuid)) != "runs":
+            if self.awaits and state == "still":
+                with suppress(HostFault):  # libvirt has not created the tap devices
+                    filter_nics()
             self._require_sender(_POLL)
             if not self.awaits and (failed.is_set() or time.monotonic() >= ready):
                 raise HostFault("another guest of the job was not prepared in time")
@@ -164,7 +173,7 @@ class Migration(BootSource):
     """A guest that migrates from another node, as a boot source."""
 
     guest: ArrivingGuest
-    arrive: Callable[[str, str, threading.Event], None]
+    arrive: Callable[[str, str, threading.Event, Callable[[], None]], None]
 
     name = "migration"
     brings_disk = True
@@ -178,7 +187,7 @@ class Migration(BootSource):
     def start(self, boot: Boot) -> None:
         """Send the guest's XML for this node to the source node. Wait until the guest runs."""
         xml = boot.adapt_xml(self.guest.xml, self.guest.state_dir, self.guest.run_dir)
-        self.arrive(self.guest.uuid, xml, boot.failed)
+        self.arrive(self.guest.uuid, xml, boot.failed, boot.filter_nics)
 
     def await_ready(self, boot: Boot) -> None:
         """Wait until the guest answers, and set its clock."""

@@ -1,5 +1,6 @@
 """Classification of failed starts: a fault that a user can cause must not blame the node."""
 
+import contextlib
 import functools
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from patience import LONG
 from vtorque_core.api import hookimpl
 from vtorque_core.api.batch_system import BatchJob, Outcome
 from vtorque_core.api.claims import PoolClaim
-from vtorque_core.api.libvirt_domain import Channel
+from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.locks import Busy
 from vtorque_core.base.names import JobAttempt
@@ -116,20 +117,25 @@ def test_job_is_refused_if_own_image_does_not_become_ready(source, phase, error)
 def own_guest(tmp_path, source):
     """Return a start and the boot of its guest, whose lock file is ``fs-work.lock``."""
     start = StartAttempt(JobAttempt("7.srv", 0, "u", 1), None, None, 0.0, None, None, phase="boot")
-    plan = SimpleNamespace(image=SimpleNamespace(source=source), hostname="vm", state_dir=tmp_path)
+    image = SimpleNamespace(source=source)
+    plan = SimpleNamespace(image=image, hostname="vm", state_dir=tmp_path, uuid="")
     start.guests = [plan]
-    channels = [Channel("run", "org.vtorque.run", str(tmp_path / "run.sock"))]
-    each = SimpleNamespace(plan=plan, merged=SimpleNamespace(lists=lambda _: channels))
-    lock = str(tmp_path / "fs-work.lock")
-    return start, SimpleNamespace(start=start, each=each, guest=plan, _locks=[lock])
+    each, lock = SimpleNamespace(plan=plan), str(tmp_path / "fs-work.lock")
+    return start, SimpleNamespace(start=start, each=each, guest=plan, uri="", _locks=[lock])
 
 
 @pytest.mark.parametrize(("source", "error"), [("/home/u/image", Refused), ("", HostFault)])
-def test_job_is_refused_if_own_image_ends_its_guest_at_once(tmp_path, source, error):
-    """Before root gives the guest's channels to the user, so in the phase "boot"."""
+def test_job_is_refused_if_own_image_ends_its_guest_at_once(tmp_path, source, error, monkeypatch):
+    """When root resumes it after its creation, so in the phase "boot"."""
     start, guest_boot = own_guest(tmp_path, source)
-    with pytest.raises(error, match="the guest ended as soon as"), excuse_node(start):
-        boot._hand_over_channels(guest_boot)
+
+    def ended(*_):
+        raise HostFault("the guest ended immediately")
+
+    monkeypatch.setattr(hypervisor, "resume_domain", ended)
+    guest_boot.worker = guest_boot.watch_daemons = contextlib.nullcontext
+    with pytest.raises(error, match="the guest ended immediately"), excuse_node(start):
+        boot.GuestBoot.resume(guest_boot)
 
 
 @pytest.mark.parametrize(("source", "error"), [("/home/u/image", Refused), ("", HostFault)])

@@ -14,7 +14,7 @@ import running_journal
 from holding import holding
 from patience import LONG, eventually
 from vtorque_core.api.boot_source import BootSource, ColdBoot
-from vtorque_core.api.libvirt_domain import Filesystem
+from vtorque_core.api.libvirt_domain import Filesystem, Interface
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
 from vtorque_core.node.start import boot
@@ -76,6 +76,43 @@ def test_daemons_of_a_restored_guest_may_be_silent_while_memory_is_read(paths, l
         monkeypatch.setattr(boot, "render", lambda *_, **__: "<domain/>")
         boot_of(paths, lock).restore(Path("/c/g0.memory"), Path("/s"), Path("/r"))
         daemon.kill()
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_filters_of_nics_are_complete_before_the_guest_runs(paths, tmp_path, monkeypatch, warm):
+    """An own image sends frames as soon as its guest runs, and root may be killed before."""
+    did = []
+    domain = mock.Mock(**{"state.return_value": [3], "maxVcpus.return_value": 0})
+    domain.attachDeviceFlags.side_effect = lambda xml, _: did.append(xml)
+    domain.resume.side_effect = lambda: did.append("resume")
+    monkeypatch.setattr(hypervisor, "library", lambda: mock.Mock(VIR_DOMAIN_PAUSED=3))
+    monkeypatch.setattr(hypervisor, "on_domain", lambda _, __, ___, work, *____: work(domain))
+    created = lambda *_, paused: did.append("create" if paused else "run")  # noqa: E731
+    monkeypatch.setattr(hypervisor, "create_domain", created)
+    monkeypatch.setattr(boot.netfilter, "filter_tap", did.append)
+    monkeypatch.setattr(boot, "domain_spec", lambda *_: None)
+    monkeypatch.setattr(boot, "render", lambda *_, **__: "<domain/>")
+    monkeypatch.setattr(boot, "metadata", lambda _: "")
+    monkeypatch.setattr(boot, "render_devices", lambda *_: ("nic", "seed"))
+
+    class Warm(BootSource):
+        def start(self, boot):
+            boot.adopt_guest()
+
+    nic = Merged(Interface("nic0", "bridge", "br0", "52:54:00:76:74:01", "10.86.0.16"), "n", 0, ())
+    each = boot_of(
+        paths,
+        source=Warm() if warm else ColdBoot(),
+        enter=did.append,
+        acquire=lambda domain, guest: domain.create(),
+    )
+    made = GuestSpec(each.guest, mock.Mock(), "p", (), MergedDomain((nic,)), ())
+    each = boot.GuestBoot(each.start, made, "tcg", threading.Event())
+    assert boot.boot_one(each) is None
+    tap = "vt525400767401"
+    expected = ["nic", tap, "resume", "seed"] if warm else ["create", tap, "resume"]
+    assert did[: len(expected)] == expected
+    assert did.count(tap) == 1
 
 
 class ArrivingGuest(BootSource):

@@ -134,6 +134,22 @@ def test_guest_is_received_with_local_xml_and_resumed(receiving_node, monkeypatc
     assert receiving_node.adapter.held == ["n3"] and receiving_node.released == []
 
 
+def test_filters_of_nics_are_complete_before_the_guest_arrives(receiving_node, monkeypatch):
+    """``still``: libvirt has created the domain, at first without tap devices."""
+    states, did = iter(["", "still", "still", "runs"]), []
+    monkeypatch.setattr(domains, "domain_state", lambda *_: did.append(next(states)) or did[-1])
+
+    def filter_nics():
+        did.append("filter")
+        if did.count("filter") == 1:
+            raise HostFault("nft: no such device")
+
+    uuid = GUEST["uuid"]
+    receiving_node.starts = lambda guest: guest.arrive(uuid, "<domain/>", NOT, filter_nics)
+    assert receiving_node.run()[0] == 0
+    assert did == ["", "still", "filter", "still", "filter", "runs"]
+
+
 def test_guests_of_a_job_are_sent_only_when_all_are_ready(receiving_node, monkeypatch):
     monkeypatch.setattr(domains, "domain_state", lambda *_: "runs")
     both = TOLD | {"guests": [GUEST, GUEST | {"uuid": "1b1ad9ba"}]}

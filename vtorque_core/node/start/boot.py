@@ -167,6 +167,7 @@ class GuestBoot:
         self.console = output.path if output is not None else None
         nics = merged.aliases(Interface).items()
         self.taps = {alias: tap_name(nic.mac) for alias, nic in nics if nic.filtered}
+        self._unfiltered = [*self.taps.values()]
         shares, disks = merged.aliases(Filesystem).items(), merged.aliases(Disk).items()
         stems = {alias: f"fs-{share.name}" for alias, share in shares}
         stems |= {alias: f"disk-{disk.name}" for alias, disk in disks if disk.user_owned}
@@ -201,12 +202,17 @@ class GuestBoot:
         return libvirt_worker(self.paths, self.guest.user.uid, self.start.deadline, self.failed)
 
     def create(self) -> None:
-        """Create the domain; paused if root must connect to its console first."""
+        """Create the domain, paused until its packet filters are complete."""
         xml = self.rendered
         self.time_left()
         # No timeout: an abandoned call could create the domain after the teardown looked for it.
         with self.watch_daemons():
-            hypervisor.create_domain(self.uri, xml, paused=self.console is not None)
+            hypervisor.create_domain(self.uri, xml, paused=True)
+
+    def filter_nics(self) -> None:
+        for tap in [*self._unfiltered]:
+            netfilter.filter_tap(tap)
+            self._unfiltered.remove(tap)
 
     def adapt_xml(self, xml: str, state_dir: Path, run_dir: Path) -> str:
         return adapt_xml(xml, self.rendered, (state_dir, run_dir), self.guest)
@@ -227,11 +233,15 @@ class GuestBoot:
         owner = (metadata(self.rendered), "vtorque", NAMESPACE)
         self.time_left()
         with self.watch_daemons():
-            hypervisor.adopt_domain(self.uri, guest.uuid, devices, owner, cpus)
+            hypervisor.adopt_domain(self.uri, guest.uuid, devices, owner, cpus, self.filter_nics)
 
     def resume(self) -> None:
         with self.worker(), self.watch_daemons():
-            hypervisor.resume_domain(self.uri, self.guest.uuid)
+            try:
+                hypervisor.resume_domain(self.uri, self.guest.uuid)
+            except HostFault as error:
+                self.start.phase = "ready"  # an own image can end its guest at once
+                raise add_console_tail(self.each, error) from None
 
     def await_ready(self) -> None:
         self.each.driver.await_ready(self.guest, self.deadline, self.note_stage)
@@ -265,27 +275,19 @@ def boot_one(boot: GuestBoot) -> int | None:
             raise
     if source.remote:  # a migration may take longer than a start
         start.deadline = time.monotonic() + start.site.node.start_timeout
-    for tap in boot.taps.values():
-        netfilter.filter_tap(tap)
+    boot.filter_nics()
     _hand_over_channels(boot)
+    console = None if boot.console is None else connect_console(boot.console)
     _run_step(boot, source.run)
-    if boot.console is None:
-        return None
-    descriptor = connect_console(boot.console)
-    hypervisor.resume_domain(boot.uri, guest.uuid)
-    return descriptor
+    return console
 
 
 def _hand_over_channels(boot: GuestBoot) -> None:
-    try:
+    with safefs.name_errors(f"a channel of {boot.guest.name}", stage="boot"):
         for channel in boot.each.merged.lists(Channel):
             owner = boot.guest.user.uid if channel.owner == "job" else os.geteuid()
             os.chown(channel.path, owner, os.getegid(), follow_symlinks=False)
             os.chmod(channel.path, 0o600)  # noqa: PTH101 - below a root-only directory
-    except FileNotFoundError:
-        boot.start.phase = "ready"  # an own image can end its guest before root gets here
-        error = HostFault("the guest ended as soon as it was started", boot.start.phase)
-        raise add_console_tail(boot.each, error) from None
 
 
 def await_ready(boot: GuestBoot) -> None:
