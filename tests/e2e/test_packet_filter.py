@@ -468,6 +468,38 @@ def test_connections_below_limit_pass(node):
         assert node.tracked() == LIMIT // 2
 
 
+# -- Services of the node --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ip", [IP, None], ids=["assigned", "unassigned"])
+@pytest.mark.parametrize("first", [GATEWAY, IP], ids=["answer", "request"])
+@pytest.mark.parametrize("mac", [OTHER_MAC, "ff:ff:ff:ff:ff:ff"], ids=["guest", "broadcast"])
+@pytest.mark.parametrize("kind", [IPV4, IPV6], ids=["ipv4", "ipv6"])
+def test_guest_cannot_open_a_closed_port_by_a_forged_connection(node, ip, first, mac, kind):
+    """With br_netfilter the node also tracks packets between guests: here, request and answer."""
+    family, any_address = (socket.AF_INET, NOBODY) if kind == IPV4 else (socket.AF_INET6, "::")
+    node_address, own = (GATEWAY, IP) if kind == IPV4 else (GATEWAY6, IP6)
+
+    def send(source, target, ports, mac):
+        data = udp(*ports, b"forged")
+        if kind == IPV4:
+            packet = ipv4(data, UDP, source, target)
+        else:
+            packet = with_checksum6(data, UDP, source, target, 6)
+        node.send(packet, kind, target=mac)
+
+    with packet_filter(ip, ipv6=True), socket.socket(family, socket.SOCK_DGRAM) as service:
+        service.bind((any_address, 9))
+        request, answer = (own, node_address, (4000, 9)), (node_address, own, (9, 4000))
+        for packet in (answer, request) if first == GATEWAY else (request, answer):
+            send(*packet, mac)
+        send(*request, NODE_MAC)
+        node.send(ipv4(echo(1), ICMP, target=GATEWAY))
+        eventually(lambda: any(each[23:24] == b"\x01" for each in node.drain(node.guest)))
+        with pytest.raises(BlockingIOError):
+            service.recv(100, socket.MSG_DONTWAIT)
+
+
 # -- Services that the node publishes by DNAT ------------------------------------------------------
 
 PUBLISHED, INSIDE, INSIDE6, OUT6 = 8080, "198.18.0.9", "fd00:18::9", "fd00:18::1"
