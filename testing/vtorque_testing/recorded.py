@@ -108,6 +108,7 @@ def load(only: Collection[str] | None = None) -> Plugins:
 
 _create_domain = hypervisor.create_domain
 _destroy_domain = hypervisor.destroy_domain
+_resume_domain = hypervisor.resume_domain
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,13 @@ class NodeDoubles:
         """Check that the domain of a warm guest exists. Raises HostFault otherwise."""
         self._ask_libvirtd()
         if not any(uuid in file.read_text("utf-8") for file in self.domains.glob("*.xml")):
-            raise HostFault("the domain of the warm guest is gone")
+            raise HostFault("the domain does not exist")
+
+    def resume_domain(self, uri: str, uuid: str, *_: object) -> None:
+        """Resume the domain. Raises HostFault if it does not exist."""
+        self.adopt_domain(uri, uuid)
+        if uri != URI:
+            _resume_domain(uri, uuid)
 
     def end_domain(self, domain: Domain) -> None:
         """Remove the domain."""
@@ -409,6 +416,7 @@ class RecordedNode:
                 (hypervisor, "create_domain", doubles.create_domain),
                 (hypervisor, "adopt_domain", doubles.adopt_domain),
                 (hypervisor, "destroy_domain", doubles.destroy_domain),
+                (hypervisor, "resume_domain", doubles.resume_domain),
                 (Domain, "release", _method(doubles.end_domain)),
                 (Domain, "retry_seconds", 0.0),  # no other process creates the domain
                 (MountResource, "create", _method(doubles.mount)),
