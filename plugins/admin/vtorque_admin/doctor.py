@@ -41,6 +41,7 @@ from vtorque_core.live.site_config import Plugins, Site
 
 _CHILD_TIMEOUT = 10.0  # seconds; a home on NFS may hang
 _KVM = Path("/dev/kvm")
+_DEVICES = Path("/sys/class/net")
 QEMU_CONF = Path("/etc/libvirt/qemu.conf")
 _CONFINES = {  # by default all are on
     "seccomp_sandbox": "QEMU is not confined by its seccomp sandbox",
@@ -267,6 +268,7 @@ def check_network(site: Site) -> Iterator[HealthResult]:
             run_tool("unshare", "--net", "ip", "link", "add", "type", "ifb")
         except HostFault as error:
             yield failure(f"packet filters need the kernel module ifb: {error}", "install it")
+        yield from _check_filters()
     yield from _check_one_network(site, site.network, "run vtorque setup install")
     for name, network in site.networks.items():
         make = f"run vtorque setup install, or fix [networks.{name}]"
@@ -285,6 +287,16 @@ def _check_one_network(site: Site, network: AnyNetwork, make: str) -> Iterator[H
     else:
         fix = "create it, or change the network's table in the config"
         yield failure(f"{network.kind} {network.source} does not exist", fix)
+
+
+def _check_filters() -> Iterator[HealthResult]:
+    tables = run_tool("nft", "list", "tables", "bridge").splitlines()
+    for tap in sorted(_DEVICES.glob("vt" + "[0-9a-f]" * 12)):  # not of unfiltered NICs
+        if (tap / "brport").exists() and f"table bridge {tap.name}" not in tables:
+            yield failure(
+                f"the guest's NIC {tap.name} has no packet filter: it was flushed",
+                "cancel the guest's job; use no nft flush ruleset while guests run",
+            )
 
 
 def _check_guard(site: Site, network: AnyNetwork) -> Iterator[HealthResult]:

@@ -159,9 +159,10 @@ def test_missing_ifb_module_fails(site, monkeypatch):
     problems = [HostFault("ip: exit 2: Error: Unknown device type.")]
 
     def create(*argv):
-        assert argv == ("unshare", "--net", "ip", "link", "add", "type", "ifb")
-        for problem in problems:
-            raise problem
+        if argv == ("unshare", "--net", "ip", "link", "add", "type", "ifb"):
+            for problem in problems:
+                raise problem
+        return ""
 
     monkeypatch.setattr(doctor, "run_tool", create)
     monkeypatch.setattr(doctor.os, "geteuid", lambda: 0)
@@ -170,3 +171,19 @@ def test_missing_ifb_module_fails(site, monkeypatch):
     assert any("kernel module ifb" in message for message in failed)
     problems.clear()
     assert not any("ifb" in each.message for each in doctor.check_network(site))
+
+
+def test_running_guest_without_packet_filter_fails(site, tmp_path, monkeypatch):
+    """``nft flush ruleset`` removes the filters; a NIC without one has another name."""
+    filtered, flushed = "vt525400767401", "vt525400767402"
+    for name in (filtered, flushed, f"{flushed}s", "vnet0"):
+        (tmp_path / name / "brport").mkdir(parents=True)
+    (tmp_path / "vt525400767403").mkdir()  # not on a bridge
+    tables = f"table bridge {filtered}\ntable inet {flushed}\n"
+    monkeypatch.setattr(doctor, "_DEVICES", tmp_path)
+    monkeypatch.setattr(doctor, "run_tool", lambda *argv: tables if argv[0] == "nft" else "")
+    monkeypatch.setattr(doctor.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(doctor.networks, "is_active", lambda *_: False)
+    failed = [each.message for each in doctor.check_network(site) if each.status == "failed"]
+    (message,) = (each for each in failed if "vt5254" in each)
+    assert f"{flushed} has no packet filter" in message
