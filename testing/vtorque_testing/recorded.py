@@ -131,7 +131,7 @@ class NodeDoubles:
                 Path(str(source.get("path"))).touch()
         if uri != URI:
             of_driver = re.sub('^<domain type="[a-z]+"', '<domain type="test"', xml)
-            _create_domain(uri, of_driver, paused=paused)
+            _create_domain(uri, of_driver)  # this driver cannot create a paused one
         (self.domains / f"{root.findtext('name')}.xml").write_text(xml, encoding="utf-8")
 
     def adopt_domain(self, _uri: str, uuid: str, *_: object) -> None:
