@@ -137,7 +137,7 @@ class Node:
             "links": set(re.findall(rf"\b{TAP}\b", Path("/proc/net/dev").read_text())),
         }  # fmt: skip
 
-    def left(self, before, seconds=120):
+    def left(self, before, seconds=TIMEOUT):
         """Return the footprint's remaining differences to the one before, after some seconds."""
         deadline = time.monotonic() + seconds
         begun = time.monotonic()

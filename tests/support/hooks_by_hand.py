@@ -162,7 +162,7 @@ def observe(node):
     return node.footprint()
 
 
-def as_before(node, before, where, seconds=120):
+def as_before(node, before, where, seconds=TIMEOUT):
     """Fail unless the host's state is as before; a tap and a QEMU may exist a moment longer."""
     deadline = time.monotonic() + seconds
     while (after := observe(node)) != before and time.monotonic() < deadline:

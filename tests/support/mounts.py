@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 
-def unmount(place, seconds=10):
+def unmount(place, seconds=120):
     """Unmount; the kernel may hold a file of an ended process for a moment longer.
 
     Fails, with the processes that hold it, if it is busy for this many seconds.

@@ -2,14 +2,16 @@
 
 import contextlib
 import json
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 TELLS = """#!/bin/sh
 cat /proc/sys/kernel/random/boot_id /proc/sys/kernel/random/uuid
 head -c 16 /dev/urandom | od -An -tx1
 date +%s; stat -c %Y started; hostname; id -un
 """
-_LONG = 400  # seconds: a guest of an image with systemd boots in 30 on an idle machine
+_LONG = 1200  # seconds: only ends a failing test
 TAKEN = "was booted before: "
 
 
@@ -25,8 +27,22 @@ class Warm:
 
     def waiting(self):
         """Return the keys of the waiting guests."""
+        self.hurry()
         guests = json.loads(self.command("--json"))["guests"]
         return {each["key"] for each in guests if each["state"] == "waits"}
+
+    def hurry(self):
+        """Set the nice value of the service and of booting guests to 0.
+
+        Their 19 would keep them from booting at all on a busy machine.
+        """
+        place = f"{self.node.state}/".encode(), str(self.node.config).encode()
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended
+                if any(path in (process / "cmdline").read_bytes() for path in place):
+                    for thread in (process / "task").iterdir():
+                        if os.getpriority(os.PRIO_PROCESS, int(thread.name)) > 0:
+                            os.setpriority(os.PRIO_PROCESS, int(thread.name), 0)
 
     def await_full(self, number=1):
         """Wait until this many wait; return their keys."""

@@ -310,7 +310,7 @@ def pid_of(process):
         return process._holder(lock.fileno())
 
 
-def eventually(condition, seconds=30):
+def eventually(condition, seconds=120):
     end = time.monotonic() + seconds
     while not (value := condition()) and time.monotonic() < end:
         time.sleep(0.02)

@@ -180,7 +180,7 @@ class SlurmWorld:
         found = [json.loads(p.read_text()) for p in (self.top / "cloud").glob("m-*.json")]
         return sorted(each["machine"][1] for each in found)
 
-    def wait(self, done, what, seconds=150):
+    def wait(self, done, what, seconds=600):
         """Return the result of ``done`` once it is true; show the logs if it never is."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
