@@ -6,7 +6,7 @@ import hashlib
 import ipaddress
 import re
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +58,23 @@ def claims(site: Site, job: BatchJob, guests: int, index: int) -> Iterator[PoolC
             yield wanted
 
 
-def can_assign(site: Site, claimed: PoolClaim, item: str) -> bool:
+def keep_addresses(
+    site: Site, job: BatchJob, guest: GuestPlan, leased: Iterable[tuple[str, str]]
+) -> Iterator[PoolClaim]:
+    """Yield claims for the addresses (pool, item) that a restored guest keeps."""
+    had = dict(leased)
+    now = {each.pool: each for each in claims(site, job, guest.guests_per_node, guest.index)}
+    for name in {**now, **had}:
+        both = name in had and name in now
+        if not both or not _can_assign(site, now[name], had[name]):
+            raise Refused(
+                f"the checkpointed guest has the address {had.get(name, 'none')} "
+                f"({name}), which this site no longer assigns to guests"
+            )
+        yield PoolClaim(name, (had[name],))
+
+
+def _can_assign(site: Site, claimed: PoolClaim, item: str) -> bool:
     network = next(each for name, each in all_networks(site).items() if pool(name) == claimed.pool)
     if network.kind == "none" or network.addressing != "static":
         return item in claimed.items

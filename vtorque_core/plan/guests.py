@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from vtorque_core.api import hooks
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.batch_system import PeerGuest
-from vtorque_core.api.boot_source import BootSource, Identity
+from vtorque_core.api.boot_source import BootSource
 from vtorque_core.api.claims import (
     Claim,
     CoreClaim,
@@ -37,6 +38,8 @@ from vtorque_core.plan import guest_network, host_ids
 from vtorque_core.plan.domain.merge import Contributed, MergedDomain, merge
 from vtorque_core.plan.job_context import JobContext
 from vtorque_core.plan.placement.model import RAM_USE
+
+_log = logging.getLogger(__name__)
 
 SAVED = "saved-guest"
 """Ledger pool of restored guests' UUIDs, so that no two jobs run the same guest."""
@@ -225,7 +228,7 @@ def _claims(
     if (known := guest.source.identity) is None:
         claims += guest_network.claims(site, job, guest.guests_per_node, guest.index)
     else:
-        claims += _keep_addresses(context, guest, known)
+        claims += guest_network.keep_addresses(site, job, guest, known.leased)
         claims.append(PoolClaim(SAVED, (guest.uuid,)))
     claims += host_ids.claims(guest, uids)
     refusals, notices = [], []
@@ -241,20 +244,6 @@ def _claims(
     return tuple(claims), tuple(notices)
 
 
-def _keep_addresses(context: JobContext, guest: GuestPlan, known: Identity) -> Iterator[PoolClaim]:
-    job, site = context.job, context.site
-    had = dict(known.leased)
-    now = {c.pool: c for c in guest_network.claims(site, job, guest.guests_per_node, guest.index)}
-    for pool in {**now, **had}:
-        both = pool in had and pool in now
-        if not both or not guest_network.can_assign(site, now[pool], had[pool]):
-            raise Refused(
-                f"the checkpointed guest has the address {had.get(pool, 'none')} "
-                f"({pool}), which this site no longer assigns to guests"
-            )
-        yield PoolClaim(pool, (had[pool],))
-
-
 def distance_notices(planned: PlannedGuest, placement: Placement) -> list[Notice]:
     return [
         Notice(
@@ -266,6 +255,29 @@ def distance_notices(planned: PlannedGuest, placement: Placement) -> list[Notice
         and claim.near
         and not set(placement.nodes) <= set(claim.near)
     ]
+
+
+def placement_notices(
+    planned: Sequence[PlannedGuest], placements: Sequence[Placement]
+) -> list[Notice]:
+    notices = [notice for one in planned for notice in one.notices]
+    for one, at in zip(planned, placements, strict=True):
+        notices += distance_notices(one, at)
+    return notices
+
+
+def log_plan(guests: Sequence[GuestPlan], notices: Sequence[Notice]) -> None:
+    for notice in notices:
+        _log.warning("%s", notice.text)
+    for guest in guests:
+        address = next((each.ip for each in guest.addresses if each.ip), "none")
+        _log.info(
+            "%s: image %s, %d vCPUs on cores %s, %d MiB, address %s",
+            *(guest.hostname, guest.image.name, guest.vcpus),
+            " ".join(str(core) for core in guest.placement.cores.get("vcpu", ())) or "any",
+            *(guest.ram_mib, address),
+            extra={"guest": guest.index},
+        )
 
 
 def place_guests(

@@ -15,7 +15,7 @@ from vtorque_core.api.batch_system import BatchJob, Detach, NodeAdapter
 from vtorque_core.api.boot_source import BootSource
 from vtorque_core.api.claims import Notice, Placement
 from vtorque_core.api.guest_driver import DetachableDriver, LateDriver, ReadyGuest
-from vtorque_core.api.guest_plan import GuestPlan, JobUser
+from vtorque_core.api.guest_plan import JobUser
 from vtorque_core.api.job_files import File
 from vtorque_core.api.kept_records import keep_facts
 from vtorque_core.api.libvirt_domain import Filesystem, find_forbidding
@@ -145,8 +145,8 @@ def _start(
 
     _free_cores(placements)
     start.guests = plan.place_guests(context, planned, placements)
-    notices = _notices(planned, placements)
-    _log_plan(start.guests, notices)
+    notices = plan.placement_notices(planned, placements)
+    plan.log_plan(start.guests, notices)
 
     start.enter("render domain")
     of_batch = functools.partial(adapter.context, job)
@@ -218,27 +218,6 @@ def _free_cores(placements: Sequence[Placement]) -> None:
     helpers = {cpu for at in placements for cpu in at.cores["emulator"]}
     if helpers:
         os.sched_setaffinity(0, helpers)
-
-
-def _notices(planned: Sequence[PlannedGuest], placements: Sequence[Placement]) -> list[Notice]:
-    notices = [notice for one in planned for notice in one.notices]
-    for one, at in zip(planned, placements, strict=True):
-        notices += plan.distance_notices(one, at)
-    return notices
-
-
-def _log_plan(guests: Sequence[GuestPlan], notices: Sequence[Notice]) -> None:
-    for notice in notices:
-        _log.warning("%s", notice.text)
-    for guest in guests:
-        address = next((each.ip for each in guest.addresses if each.ip), "none")
-        _log.info(
-            "%s: image %s, %d vCPUs on cores %s, %d MiB, address %s",
-            *(guest.hostname, guest.image.name, guest.vcpus),
-            " ".join(str(core) for core in guest.placement.cores.get("vcpu", ())) or "any",
-            *(guest.ram_mib, address),
-            extra={"guest": guest.index},
-        )
 
 
 def _keep_facts(
