@@ -11,7 +11,7 @@ from pathlib import Path
 from vtorque_core.api import hooks
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.batch_system import PeerGuest
-from vtorque_core.api.boot_source import BootSource
+from vtorque_core.api.boot_source import BootSource, ColdBoot, Identity
 from vtorque_core.api.claims import (
     Claim,
     CoreClaim,
@@ -97,10 +97,9 @@ def plan_guests(
     guests = []
     for index in range(request[VMS_PER_NODE]):
         guest_type = context.plugins.guest_type(image.guest_type)
-        plan = _guest(context, request, image, index)
+        source = sources[index] if sources else ColdBoot()
+        plan = _guest(context, request, image, index, source)
         plan = dataclasses.replace(plan, supports=guest_type.supports)
-        if sources:
-            plan = _set_source(plan, sources[index], context.secret)
         claims, notices = _claims(context, plan, uids)
         said = map(Notice, () if index else notes)
         guests.append(PlannedGuest(plan, guest_type.driver(), claims, (*said, *notices)))
@@ -145,32 +144,24 @@ def require_possible(
             raise HostFault(f"boot source {source.name} {problem}", stage="plan")
 
 
-def _set_source(plan: GuestPlan, source: BootSource, site_secret: bytes) -> GuestPlan:
-    plan = dataclasses.replace(plan, source=source)
-    if (known := source.identity) is None:
-        return plan
-    return dataclasses.replace(
-        plan,
-        name=known.name,
-        uuid=known.uuid,
-        hostname=known.hostname,
-        secret=names.derive(site_secret, "job", known.job_id, known.attempt),
-    )
-
-
-def _guest(context: JobContext, request: JobRequest, image: Image, index: int) -> GuestPlan:
+def _guest(
+    context: JobContext, request: JobRequest, image: Image, index: int, source: BootSource
+) -> GuestPlan:
     job, site = context.job, context.site
     count = request[VMS_PER_NODE]
     attempt = context.attempt
     name = names.guest_name(job.id, job.attempt, job.node, index)
+    uuid, hostname = names.guest_uuid(name), names.guest_hostname(job.node, index, count)
+    known = source.identity or Identity(name, uuid, hostname, job.id, job.attempt, ())
     return GuestPlan(
         job=attempt,
         index=index,
         rank=job.node_index * count + index,
         guests_per_node=count,
-        name=name,
-        uuid=names.guest_uuid(name),
-        hostname=names.guest_hostname(job.node, index, count),
+        name=known.name,
+        uuid=known.uuid,
+        hostname=known.hostname,
+        source=source,
         vcpus=request[VCPUS],
         ram_mib=request[RAM],
         image=image,
@@ -180,7 +171,7 @@ def _guest(context: JobContext, request: JobRequest, image: Image, index: int) -
         peers=(),
         state_dir=site.paths.job_state(attempt.key) / f"g{index}",
         run_dir=site.paths.job_run(attempt.key) / f"g{index}",
-        secret=names.derive(context.secret, "job", job.id, job.attempt),
+        secret=names.derive(context.secret, "job", known.job_id, known.attempt),
         shares=_shares(context, request, image),
         ntp=tuple(site.network.ntp),
         granted=job.granted,
