@@ -65,15 +65,15 @@ def job_user(name: str, site: Site) -> JobUser:
         raise HostFault(f"user {name!r} is unknown on this node") from None
     if entry.pw_uid == 0:
         raise Refused("jobs of root do not run in guests; submit as an ordinary user")
-    ids = (name, entry.pw_uid, site.node.subordinate_ids)
+    first, uid = site.node.subordinate_ids, entry.pw_uid
     return JobUser(
         name=entry.pw_name,
-        uid=entry.pw_uid,
+        uid=uid,
         gid=entry.pw_gid,
-        groups=groups_of(name, entry.pw_gid),
         home=entry.pw_dir,
         shell=entry.pw_shell or "/bin/sh",
-        subordinate_id=0 if site.owner else host_ids.root_id(*ids),
+        subordinate_id=0 if site.owner else host_ids.root_id(name, uid, first),
+        groups=groups_of(name, entry.pw_gid),
     )
 
 

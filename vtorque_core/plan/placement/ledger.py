@@ -16,7 +16,7 @@ of :class:`Lease`)::
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from vtorque_core.api.claims import Claim, Placement, PoolClaim
@@ -55,10 +55,8 @@ def place(
         _check_exclusive(journal, share, held)
         ending = [] if journal.header.spare else idle_spares(held)
         placements, evicted = _placements(claims, share, held, ending, away)
-        leases = [] if journal.header.spare else _job_leases(placements, claims, share)
-        for index, placement in enumerate(placements):
-            leases += [(lease, index) for lease in _leases(placement, index)]
-        journal.acquire_leases(leases, phase="plan")
+        of_job = bool(placements) and not journal.header.spare
+        journal.acquire_leases([*_leases(placements, claims, share, of_job)], phase="plan")
     return placements, evicted
 
 
@@ -140,34 +138,32 @@ def leased_resources(held: Sequence[JournalState], without: Sequence[JournalStat
     return Leases(held_items, mib, mib_on, pages, shares, amounts)
 
 
-def _job_leases(
-    placements: Sequence[Placement], claims: Sequence[Sequence[Claim]], share: NodeShare
-) -> list[tuple[Lease, int | None]]:
-    leases: list[tuple[Lease, int | None]] = []
-    if not placements:
-        return leases
-    cpus = placements[0].share or share.machine.cpus
-    keep = max(demand(guest).shared for guest in claims)
-    if share.is_exclusive:
-        leases.append((Lease(NODE, "alone"), None))
-    leases.append((Lease(SHARE, "cpus", cpus=show_cpus(cpus), least=keep), None))
-    return leases
-
-
-def _leases(placement: Placement, index: int) -> list[Lease]:
-    leases = []
-    for use in sorted(placement.own):
-        cores, most = placement.cores[use], placement.most.get(use, 0)
-        grow = show_cpus(placement.growing) if most else ""
-        least = len(cores) if most else 0
-        leases += [Lease(CORE, str(c), use=use, least=least, most=most, cpus=grow) for c in cores]
-    leases += [Lease(CORE, str(c), use="idle") for c in placement.idle]
-    item = f"g{index}"
-    leases += [Lease(MEMORY, item, mib, node=node) for node, mib in placement.memory.items()]
-    leases += [
-        Lease(MEMORY, item, mib, node=node, page_kib=placement.page_kib or 0)
-        for node, mib in placement.paged.items()
-    ]
-    leases += [Lease(pool, item) for pool, items in placement.leased.items() for item in items]
-    leases += [Lease(pool, f"g{index}", amount=n) for pool, n in placement.amounts.items()]
-    return leases
+def _leases(
+    placements: Sequence[Placement],
+    claims: Sequence[Sequence[Claim]],
+    share: NodeShare,
+    of_job: bool,
+) -> Iterator[tuple[Lease, int | None]]:
+    """Yield the leases of the job (``of_job``), then those of each guest with its index."""
+    if of_job:
+        if share.is_exclusive:
+            yield Lease(NODE, "alone"), None
+        cpus = show_cpus(placements[0].share or share.machine.cpus)
+        keep = max(demand(guest).shared for guest in claims)
+        yield Lease(SHARE, "cpus", cpus=cpus, least=keep), None
+    for index, at in enumerate(placements):
+        item, page = f"g{index}", at.page_kib or 0
+        leases = []
+        for use in sorted(at.own):
+            cores, most = at.cores[use], at.most.get(use, 0)
+            limits = {"least": len(cores) if most else 0, "most": most}
+            grow = show_cpus(at.growing) if most else ""
+            leases += [Lease(CORE, str(c), use=use, cpus=grow, **limits) for c in cores]
+        leases += [Lease(CORE, str(c), use="idle") for c in at.idle]
+        leases += [Lease(MEMORY, item, mib, node=node) for node, mib in at.memory.items()]
+        leases += [
+            Lease(MEMORY, item, mib, node=node, page_kib=page) for node, mib in at.paged.items()
+        ]
+        leases += [Lease(pool, each) for pool, items in at.leased.items() for each in items]
+        leases += [Lease(pool, item, amount=n) for pool, n in at.amounts.items()]
+        yield from ((lease, index) for lease in leases)
