@@ -100,7 +100,7 @@ def plan_guests(
         source = sources[index] if sources else ColdBoot()
         plan = _guest(context, request, image, index, source)
         plan = dataclasses.replace(plan, supports=guest_type.supports)
-        claims, notices = _claims(context, plan, uids)
+        claims, notices = _claims(context, plan, uids, disk)
         said = map(Notice, () if index else notes)
         guests.append(PlannedGuest(plan, guest_type.driver(), claims, (*said, *notices)))
     return guests
@@ -206,7 +206,7 @@ def _expand(text: str, known: dict[str, str]) -> str:
 
 
 def _claims(
-    context: JobContext, guest: GuestPlan, uids: tuple[str, ...]
+    context: JobContext, guest: GuestPlan, uids: tuple[str, ...], disk: int
 ) -> tuple[tuple[Claim, ...], tuple[Notice, ...]]:
     job, site = context.job, context.site
     claims: list[Claim] = [
@@ -214,7 +214,7 @@ def _claims(
         MemoryClaim(guest.ram_mib, use=RAM_USE),
         MemoryClaim(site.node.qemu_overhead, use="emulator"),
     ]
-    if disk := ramdisk_mib(guest.request, guest.image):
+    if disk:
         claims.append(MemoryClaim(disk, use="ramdisk", key=FS_TYPE.key))
     if (known := guest.source.identity) is None:
         claims += guest_network.claims(site, job, guest.guests_per_node, guest.index)
