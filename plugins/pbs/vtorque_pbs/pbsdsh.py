@@ -31,52 +31,47 @@ exit $code
 """
 
 
-class TorqueShell(PbsJobShell):
-    """Implementation of :class:`vtorque_core.api.batch_system.JobShell` for Torque."""
+class _PbsdshShell(PbsJobShell):
+    """A job shell of a batch system with pbsdsh(1B).
 
-    host_only = PbsJobShell.host_only | {VARIABLE}
-    dies_of_term = True  # like pbs_mom's login shell: exit status 271, a failure
-
-    def node_command(
-        self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
-    ) -> list[str]:
-        """Return a pbsdsh(1B) command that runs ``command`` once per host."""
-        return _pbsdsh_command(["-u"], "-n {}", command, environ, nodes)
-
-
-class OpenPbsShell(PbsJobShell):
-    """Implementation of :class:`vtorque_core.api.batch_system.JobShell` for OpenPBS."""
-
-    host_only = PbsJobShell.host_only | {VARIABLE}
-    dies_of_term = True  # like pbs_mom's login shell: exit status 271, a failure
-
-    def node_command(
-        self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
-    ) -> list[str]:
-        """Return a pbsdsh(1B) command that runs ``command`` once per chunk."""
-        return _pbsdsh_command(["--"], "-n {} --", command, environ, nodes)
-
-
-def _pbsdsh_command(
-    everywhere: list[str],
-    one: str,
-    command: Sequence[str],
-    environ: Mapping[str, str],
-    nodes: Sequence[str],
-) -> list[str]:
-    """Return a shell command that runs ``command`` on a job's nodes with pbsdsh.
-
-    pbsdsh runs once for all nodes or, if ``nodes`` names only some of them, once for each of these.
-    ``everywhere`` are pbsdsh's options for all nodes. ``one`` are its options for one node, with
-    ``{}`` for the number of the node's line in the node file. ``environ`` has this file's path.
+    Attributes:
+        everywhere: pbsdsh's options for all nodes.
+        one_node: pbsdsh's options for one node, with ``{}`` for the number of the node's line in
+            the node file.
     """
-    try:
-        lines = Path(environ.get("PBS_NODEFILE", "")).read_text().split()
-    except (OSError, ValueError):
-        lines = []
-    short = [line.partition(".")[0] for line in lines]
-    wanted = [node.partition(".")[0] for node in nodes]
-    calls = everywhere
-    if wanted and set(wanted) < set(short):
-        calls = [one.format(short.index(name)) for name in wanted]
-    return ["/bin/sh", "-c", _EVERYWHERE, "pbsdsh", "\n".join(calls), *command]
+
+    host_only = PbsJobShell.host_only | {VARIABLE}
+    dies_of_term = True  # like pbs_mom's login shell: exit status 271, a failure
+    everywhere: str
+    one_node: str
+
+    def node_command(
+        self, command: Sequence[str], environ: Mapping[str, str], nodes: Sequence[str] = ()
+    ) -> list[str]:
+        """Return a shell command that runs ``command`` on a job's nodes with pbsdsh.
+
+        pbsdsh runs once for all nodes or, if ``nodes`` names only some of them, once for each of
+        these. ``environ`` has the node file's path.
+        """
+        try:
+            lines = Path(environ.get("PBS_NODEFILE", "")).read_text().split()
+        except (OSError, ValueError):
+            lines = []
+        short = [line.partition(".")[0] for line in lines]
+        wanted = [node.partition(".")[0] for node in nodes]
+        calls = [self.everywhere]
+        if wanted and set(wanted) < set(short):
+            calls = [self.one_node.format(short.index(name)) for name in wanted]
+        return ["/bin/sh", "-c", _EVERYWHERE, "pbsdsh", "\n".join(calls), *command]
+
+
+class TorqueShell(_PbsdshShell):
+    """The job shell of Torque. Without ``nodes``, a command runs once per host."""
+
+    everywhere, one_node = "-u", "-n {}"
+
+
+class OpenPbsShell(_PbsdshShell):
+    """The job shell of OpenPBS. Without ``nodes``, a command runs once per chunk."""
+
+    everywhere, one_node = "--", "-n {} --"
