@@ -51,5 +51,7 @@ from vtorque_core.base.sizes import walltime as walltime
 from vtorque_core.base.trust import require_root_owned as require_root_owned
 from vtorque_core.base.trust import require_secret as require_secret
 
+closing = safefs.closing
 let_users = safefs.set_acl
+name_errors = safefs.name_errors
 replace_file = safefs.replace

@@ -32,6 +32,7 @@ _MAX_DEPTH = 200  # each level holds a descriptor; root's own trees are three le
 
 @contextlib.contextmanager
 def closing(descriptor: int) -> Iterator[int]:
+    """Close the descriptor when the context ends."""
     try:
         yield descriptor
     finally:
@@ -108,12 +109,19 @@ def _check(status: os.stat_result, path: str, part: str, descriptor: int) -> Non
 
 
 @contextlib.contextmanager
-def name_errors(what: object, stage: str | None = None) -> Iterator[None]:
-    """Turn an OSError into a HostFault that begins with ``what``."""
+def name_errors(
+    what: object,
+    *errors: type[Exception],
+    stage: str | None = None,
+    fault: Callable[..., Exception] = HostFault,
+) -> Iterator[None]:
+    """Turn ``errors`` (default: OSError) into a ``fault`` whose message begins with ``what``."""
+    kinds = errors or (OSError,)
     try:
         yield
-    except OSError as error:
-        raise HostFault(f"{what}: {error.strerror or error}", stage=stage) from error
+    except kinds as error:
+        text = f"{what}: {getattr(error, 'strerror', None) or error}"
+        raise (fault(text, stage) if stage else fault(text)) from error
 
 
 def fsync(path: Path, flags: int = os.O_NOFOLLOW) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from vtorque_core.api import log_levels
 from vtorque_core.base.names import Paths, absolute
+from vtorque_core.base.safefs import name_errors
 from vtorque_core.base.settings import setting
 
 SHARE_PLACEHOLDERS = ("user", "home", "uid", "job")
@@ -26,19 +27,15 @@ def _at_least(least: int) -> Callable[[int], None]:
 def _subnet(value: str) -> None:
     import ipaddress  # noqa: PLC0415 (6 ms, only where a site sets the subnet)
 
-    try:
+    with name_errors("is not a subnet", ValueError, fault=ValueError):
         ipaddress.IPv4Network(value)
-    except ValueError as error:
-        raise ValueError(f"is not a subnet: {error}") from None
 
 
 def _address(value: str) -> None:
     import ipaddress  # noqa: PLC0415 - as above
 
-    try:
+    with name_errors("is not an address", ValueError, fault=ValueError):
         ipaddress.ip_address(value)
-    except ValueError as error:
-        raise ValueError(f"is not an address: {error}") from None
 
 
 def _addresses(values: tuple[str, ...]) -> None:
@@ -73,10 +70,8 @@ def _ports(values: tuple[str, ...]) -> None:
 
 
 def _node_number(value: str) -> None:
-    try:
+    with name_errors("is not a regular expression", re.error, fault=ValueError):
         groups = re.compile(value).groups
-    except re.error as error:
-        raise ValueError(f"is not a regular expression: {error}") from None
     if groups != 1:
         raise ValueError(f"has {groups} groups in parentheses: exactly one is required")
 

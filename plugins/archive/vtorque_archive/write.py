@@ -16,6 +16,7 @@ from pathlib import Path
 
 from vtorque_archive.pack import UNFINISHED, key_of, pack_files
 from vtorque_archive.plugin import Settings
+from vtorque_core.api import closing
 from vtorque_core.api.kept_records import JOB
 
 _MAX_ENTRIES = 100_000  # directory entries that are read
@@ -40,8 +41,7 @@ def write(
     Raises OSError if writing fails, or if the directory belongs to another user.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    at = os.open(directory, _DIRECTORY)
-    try:
+    with closing(os.open(directory, _DIRECTORY)) as at:
         owner = os.fstat(at).st_uid
         if owner != os.geteuid():
             raise PermissionError(
@@ -51,8 +51,6 @@ def write(
         _make_room(at, name, len(content), settings, now)
         _put(at, name, content)
         _remove(at, UNFINISHED + name)
-    finally:
-        os.close(at)
 
 
 def _add_exit_code(

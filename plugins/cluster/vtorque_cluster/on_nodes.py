@@ -14,7 +14,7 @@ from ClusterShell.Event import EventHandler
 from ClusterShell.NodeSet import NodeSet, NodeSetException
 from ClusterShell.Task import task_self
 
-from vtorque_core.api import UsageError
+from vtorque_core.api import UsageError, name_errors
 
 CONNECT_TIMEOUT = 10.0  # seconds for ssh to connect to a node
 COMMAND_TIMEOUT = 600.0  # seconds for the command on one node
@@ -45,10 +45,8 @@ class NodesAnswer:
 
 def nodes_of(text: str) -> list[str]:
     """Return the names in a node set such as ``n[1-3],m7``."""
-    try:
+    with name_errors(f"--nodes {text}", NodeSetException, fault=UsageError):
         names = [str(name) for name in NodeSet(text)]
-    except NodeSetException as error:
-        raise UsageError(f"--nodes {text}: {error}") from None
     if not names:
         raise UsageError(f"--nodes {text}: contains no node")
     if option := next((name for name in names if name.startswith("-")), None):

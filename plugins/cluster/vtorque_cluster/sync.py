@@ -6,14 +6,13 @@ rsync continues this copy. :func:`receive` moves it into the cache if it matches
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vtorque_cluster import cache
 from vtorque_cluster.cache import ImagePlaces
-from vtorque_core.api import HostFault, run_tool, take_lock
+from vtorque_core.api import closing, name_errors, run_tool, take_lock
 
 PARTIAL = ".partial"
 NODE_TIME = 86400.0  # seconds for one node
@@ -58,17 +57,12 @@ def receive(places: ImagePlaces, wanted: Sequence[str], *, only: bool = False) -
         Refused: If a copy does not match the pool's sidecar.
         HostFault: If the disk is full, or another synchronization runs.
     """
-    try:
+    with name_errors(places.cache):
         sent = cache.receive_directory(places, PARTIAL)
-        lock = take_lock(places.paths.run / "image-sync.lock", 0)
-        try:
+        with closing(take_lock(places.paths.run / "image-sync.lock", 0)):
             new = cache.take(places, sent, wanted)
             gone = cache.keep_only(places, wanted) if only else []
             for part in sent.iterdir() if only else ():
                 shutil.rmtree(part, ignore_errors=True)
-        finally:
-            os.close(lock)
-    except OSError as error:
-        raise HostFault(f"{places.cache}: {error.strerror}") from None
     same = tuple(name for name in wanted if name not in new)
     return SyncResult(tuple(new), same, tuple(gone))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.api import HostFault, Refused, VtorqueError, count, printable
+from vtorque_core.api import HostFault, Refused, VtorqueError, count, name_errors, printable
 from vtorque_core.api.confined_tool import path_of, run
 from vtorque_core.api.image_builder import Building, BuiltImage
 from vtorque_disk_image import probe
@@ -71,10 +71,8 @@ def parse_wishes(arguments: Mapping[str, str]) -> ImageDescription:
         elif key in ("file", "kernel", "initrd"):
             facts[key] = Path(value)
         elif key == "min_ram":
-            try:
+            with name_errors(f"min_ram={printable(value)}", ValueError, fault=Refused):
                 facts["min_ram_mib"] = count(value)
-            except ValueError as error:
-                raise Refused(f"min_ram={printable(value)}: {error}") from None
         elif key in ("guest_type", "distro", "arch", "cmdline", *_CHOICES):
             facts[key] = value
             if value not in _CHOICES.get(key, (value,)):

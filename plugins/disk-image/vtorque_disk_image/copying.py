@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api import NOBODY, HostFault, Refused, printable
+from vtorque_core.api import NOBODY, HostFault, Refused, closing, printable
 from vtorque_core.api.confined_tool import Told
 
 _CHUNK = 16 << 20  # bytes copied at a time
@@ -47,14 +47,11 @@ def open_source(path: Path) -> Iterator[SourceFile]:
     """
     shown = printable(str(path))
     try:
-        handle = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
+        with closing(os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)) as handle:
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode):
                 raise Refused(f"{shown}: is {_kind(status.st_mode)}, not a file")
             descriptor = os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC)
-        finally:
-            os.close(handle)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not a path"
         raise Refused(f"{shown}: {reason}") from None
@@ -82,13 +79,10 @@ def _kind(mode: int) -> str:
 def create_file(path: Path) -> Iterator[int]:
     """Create a file, and yield its descriptor. If called by root, ``nobody`` owns the file."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o600)
-    try:
+    with closing(os.open(path, flags, 0o600)) as descriptor:
         if os.geteuid() == 0:
             os.fchown(descriptor, NOBODY, NOBODY)
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def copy(source: SourceFile, target: int, pool: Path, told: Told) -> None:

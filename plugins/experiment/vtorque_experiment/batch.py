@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from vtorque_core.api import HostFault, VtorqueError, printable
+from vtorque_core.api import HostFault, VtorqueError, closing, name_errors, printable
 from vtorque_core.live import images, service
 from vtorque_experiment import files, wrapper
 from vtorque_experiment.definition import Definition, Scalar
@@ -77,11 +77,9 @@ def hold_lock(path: Path, wait: bool) -> Iterator[int]:
     Raises HostFault if another process holds the lock and ``wait`` is false.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
+    with name_errors(printable(str(path))):
         descriptor = os.open(path, flags, 0o600)
-    except OSError as error:
-        raise HostFault(f"{printable(str(path))}: {error.strerror}") from None
-    try:
+    with closing(descriptor):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
@@ -90,8 +88,6 @@ def hold_lock(path: Path, wait: bool) -> Iterator[int]:
                 "experiment status shows its progress"
             ) from None
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def arguments(
@@ -163,13 +159,11 @@ def submit(
     ):  # fmt: skip
         stdin.write(script)
         stdin.seek(0)
-        try:
+        with name_errors(batch.vsub[0]):
             done = subprocess.run(
                 [*batch.vsub, *argv], stdin=stdin, stdout=out, stderr=err,
                 cwd=f"/proc/self/fd/{point}", pass_fds=(lock,), start_new_session=True, check=False,
             )  # fmt: skip
-        except OSError as error:
-            raise HostFault(f"{batch.vsub[0]}: {error.strerror}") from None
         return SubmitResult(done.returncode, *(_read_stream(stream) for stream in (out, err)))
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.api import HostFault, Refused, printable
+from vtorque_core.api import HostFault, Refused, name_errors, printable
 from vtorque_experiment import files
 from vtorque_experiment.matrix import Cell, MatrixPoint
 
@@ -82,10 +82,8 @@ class Book:
         """
         self._path = path
         self._is_saved, self._next_save = True, 0.0
-        try:
+        with name_errors(printable(str(path))):
             content = files.read(path.parent, path.name, most=MAX_BOOK + 1)
-        except OSError as error:
-            raise HostFault(f"{printable(str(path))}: {error.strerror}") from None
         if len(content) > MAX_BOOK:
             raise Refused(f"{printable(str(path))}: is larger than {MAX_BOOK >> 20} MiB")
         self._db = sqlite3.connect(":memory:", isolation_level=None)
@@ -267,7 +265,7 @@ def make(
     """Create an experiment's database with all points, atomically. Raises HostFault, OSError."""
     with tempfile.TemporaryDirectory(prefix="vtorque-experiment-") as scratch:
         fresh = Path(scratch, path.name)
-        try:
+        with name_errors(printable(str(path)), sqlite3.OperationalError):
             db = sqlite3.connect(fresh)
             with contextlib.closing(db), db:
                 db.executescript(_TABLES)
@@ -279,6 +277,4 @@ def make(
                     "INSERT INTO points (number, cell, repetition) VALUES (?, ?, ?)",
                     ((p.number, p.cell, p.repetition) for p in points),
                 )
-        except sqlite3.OperationalError as error:
-            raise HostFault(f"{printable(str(path))}: {error}") from None
         files.write(path.parent, path.name, content=fresh.read_bytes(), sync=True)

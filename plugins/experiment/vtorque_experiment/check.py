@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from vtorque_core.api import HostFault, printable
+from vtorque_core.api import name_errors, printable
 from vtorque_experiment import batch as b
 from vtorque_experiment import wrapper
 from vtorque_experiment.create import source
@@ -79,19 +79,16 @@ def _find_refusal(
     vsub runs in the directory ``top``. Its other messages are passed to ``told``.
     """
     lines = []
-    try:
-        with tempfile.TemporaryFile() as stdin, subprocess.Popen(
-            [*batch.vsub, "--dry-run", *argv], stdin=_fill(stdin, script),
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=top,
-        ) as asked:  # fmt: skip
-            for raw in asked.stderr or ():
-                line = printable(raw.decode("utf-8", "replace").rstrip("\n"), 400)
-                if line.startswith(_AT_ONCE):
-                    told(line)
-                elif line:
-                    lines.append(line)
-    except OSError as error:
-        raise HostFault(f"{batch.vsub[0]}: {error.strerror}") from None
+    with name_errors(batch.vsub[0]), tempfile.TemporaryFile() as stdin, subprocess.Popen(
+        [*batch.vsub, "--dry-run", *argv], stdin=_fill(stdin, script),
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=top,
+    ) as asked:  # fmt: skip
+        for raw in asked.stderr or ():
+            line = printable(raw.decode("utf-8", "replace").rstrip("\n"), 400)
+            if line.startswith(_AT_ONCE):
+                told(line)
+            elif line:
+                lines.append(line)
     if asked.returncode == b.REFUSED:
         return " | ".join(lines) or f"vsub ended with exit code {b.REFUSED}"
     for line in lines if asked.returncode else ():  # on success, these are steps of an image build

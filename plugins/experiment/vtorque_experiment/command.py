@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from vtorque_core.api import Refused, UsageError, printable
+from vtorque_core.api import Refused, UsageError, name_errors, printable
 from vtorque_core.api import tables as shown
 from vtorque_experiment import compare as comparing
 from vtorque_experiment import create, judge, run_session, tables, versions
@@ -282,10 +282,8 @@ def _write(content: bytes, path: Path) -> None:
         sys.stdout.buffer.write(content)
         sys.stdout.flush()
         return
-    try:
+    with name_errors(printable(str(path)), fault=Refused):
         path.write_bytes(content)
-    except OSError as error:
-        raise Refused(f"{printable(str(path))}: {error.strerror}") from None
 
 
 def _exit_by_conditions(judged: Any, title: str, junit: Path | None) -> None:

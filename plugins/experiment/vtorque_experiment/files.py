@@ -14,6 +14,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from vtorque_core.api import closing
+
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -45,16 +47,14 @@ def read(top: Path, *names: str, most: int, end: bool = False) -> bytes:
     Raises OSError if the file is not a regular file. Does not block on a FIFO.
     """
     with directory(top, *names[:-1]) as parent:
-        descriptor = os.open(names[-1], _READ, dir_fd=parent)
-    try:
+        opened = os.open(names[-1], _READ, dir_fd=parent)
+    with closing(opened) as descriptor:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
             raise OSError(errno.EINVAL, "is not a regular file")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             file.seek(max(0, about.st_size - most) if end else 0)
             return file.read(most)
-    finally:
-        os.close(descriptor)
 
 
 def write(top: Path, *names: str, content: bytes, mode: int = 0o644, sync: bool = False) -> None:
@@ -85,8 +85,6 @@ def _sync_directory(directory: int) -> None:
 
     Opens the directory again, because fsync(2) rejects descriptors opened with ``O_PATH``.
     """
-    descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
-    try:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    with closing(os.open(".", flags, dir_fd=directory)) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.api import printable
+from vtorque_core.api import name_errors, printable
 from vtorque_experiment.definition import NumberSource
 from vtorque_experiment.place import read_tail
 from vtorque_experiment.wrapper import METRICS
@@ -73,10 +73,8 @@ def _metrics(name: str, text: str) -> Iterator[float]:
 
 
 def _text(point: Path, name: str) -> str:
-    try:
+    with name_errors(printable(name), fault=MissingNumber):
         return read_tail(point, name, MAX_READ)
-    except OSError as error:
-        raise MissingNumber(f"{printable(name)}: {error.strerror}") from None
 
 
 def _json(point: Path, name: str) -> Any:

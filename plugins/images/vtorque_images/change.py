@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from json import dumps
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Image, Paths, Refused
+from vtorque_core.api import HostFault, Image, Paths, Refused, name_errors
 from vtorque_core.api.image_builder import Building, BuiltImage
 from vtorque_core.live.images import (
     SIDECAR,
@@ -136,15 +136,14 @@ def build(
             f"image {name} already exists: replace it with vmgr images update {name} FILE"
         )
     before = _current_image(pool, name) if there else None
-    try:
-        with store.staging(pool, options.paths) as staging:
-            built = make(staging, replace(building, before=before))
-            building.step("checking and hashing")
-            return commit(
-                pool, name, staging, built, builder, options=replace(options, told=building.told)
-            )
-    except OSError as error:
-        raise HostFault(f"image {name}: {error.strerror or error}", stage="build") from None
+    with (
+        name_errors(f"image {name}", stage="build"),
+        store.staging(pool, options.paths) as staging,
+    ):
+        built = make(staging, replace(building, before=before))
+        building.step("checking and hashing")
+        changed = replace(options, told=building.told)
+        return commit(pool, name, staging, built, builder, options=changed)
 
 
 def _current_image(pool: Path, name: str) -> BuiltImage | None:

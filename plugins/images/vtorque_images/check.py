@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Refused
+from vtorque_core.api import Refused, name_errors
 from vtorque_core.api.confined_tool import path_of, run
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.api.qcow2 import HEADER, MAGIC, check_qcow2
@@ -40,10 +40,8 @@ def check_built(staging: Path, built: BuiltImage) -> None:
 
 
 def _check_plain(path: Path) -> None:
-    try:
+    with name_errors(f"the builder did not write {path.name}", fault=Refused):
         status = path.lstat()
-    except OSError as error:
-        raise Refused(f"the builder did not write {path.name}: {error.strerror}") from None
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
         raise Refused(f"{path.name} is not a regular file, or has other hard links")
     if status.st_size == 0:
@@ -104,7 +102,7 @@ def file_sha256(path: Path, told: Callable[[int], None] = lambda _done: None) ->
     """
     digest, done, since = hashlib.sha256(), 0, 0
     block = memoryview(bytearray(_BLOCK))
-    try:
+    with name_errors(path):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb", buffering=0) as file:
             while count := file.readinto(block):
@@ -114,5 +112,3 @@ def file_sha256(path: Path, told: Callable[[int], None] = lambda _done: None) ->
                     since = done
                     told(done)
             return digest.hexdigest()
-    except OSError as error:
-        raise HostFault(f"{path}: {error.strerror}") from None

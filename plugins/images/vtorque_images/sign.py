@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from vtorque_core.api import Refused, UsageError, printable
+from vtorque_core.api import Refused, UsageError, name_errors, printable
 from vtorque_core.live import images
 from vtorque_core.live.images import describe, root_site, site_of
 from vtorque_images import change, signing
@@ -75,8 +75,5 @@ def sign(
 
 
 def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(images.MAX_SIGNATURE + 1).decode("ascii", "replace")
-    except OSError as error:
-        raise Refused(f"{printable(str(path))}: {error.strerror}") from None
+    with name_errors(printable(str(path)), fault=Refused), path.open("rb") as file:
+        return file.read(images.MAX_SIGNATURE + 1).decode("ascii", "replace")

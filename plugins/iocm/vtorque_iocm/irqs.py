@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Paths
+from vtorque_core.api import HostFault, Paths, closing, name_errors
 from vtorque_core.api.acquired import Resource, unjournalled
 from vtorque_core.api.job_files import File
 
@@ -76,21 +76,14 @@ def direct(memo: str, cpus: Iterable[int]) -> None:
 
 
 def _current(path: str) -> str:
-    try:
+    with name_errors(f"cannot read {path}"):
         return Path(path).read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise HostFault(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _set(path: str, value: str) -> None:
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            # Do not truncate first: a kill in between would lose the old value.
-            size = os.write(descriptor, value.encode())
-            with contextlib.suppress(OSError):  # not possible for files in /proc and /sys
-                os.ftruncate(descriptor, size)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise HostFault(f"cannot set {path}: {error.strerror or error}") from error
+    flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    with name_errors(f"cannot set {path}"), closing(os.open(path, flags)) as descriptor:
+        # Do not truncate first: a kill in between would lose the old value.
+        size = os.write(descriptor, value.encode())
+        with contextlib.suppress(OSError):  # not possible for files in /proc and /sys
+            os.ftruncate(descriptor, size)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vtorque_core.api import Refusal, constant_hook, hookimpl, setting
+from vtorque_core.api import Refusal, constant_hook, hookimpl, name_errors, setting
 from vtorque_core.api.claims import Claim, CoreClaim, Notice
 from vtorque_core.api.guest_plan import GuestPlan, report_missing
 from vtorque_core.api.libvirt_domain import Element, IoThreads, NetQueues
@@ -41,10 +41,8 @@ class Settings:
             raise ValueError(
                 "busy_threshold must be more than 0 and at most 1; interval must be more than 0"
             )
-        try:
+        with name_errors("nodes is not a regular expression", re.error, fault=ValueError):
             re.compile(self.nodes)
-        except re.error as error:
-            raise ValueError(f"nodes is not a regular expression: {error}") from None
 
 
 class ManagerProcess(NodeProcess):

@@ -9,7 +9,7 @@ import termios
 import tty
 from pathlib import Path
 
-from vtorque_core.api import Refused
+from vtorque_core.api import Refused, name_errors
 from vtorque_core.api.children import wait_readable
 
 _LEAVE = b"\x1d"  # Ctrl-], as in virsh(1)
@@ -21,10 +21,8 @@ def attach(path: Path) -> None:
     Standard input must be a terminal. Raises Refused if nothing serves the socket.
     """
     with socket.socket(socket.AF_UNIX) as console:
-        try:
+        with name_errors(f"the guest's console {path}", fault=Refused):
             console.connect(str(path))
-        except OSError as error:
-            raise Refused(f"the guest's console {path}: {error.strerror}") from None
         before = termios.tcgetattr(0)
         tty.setraw(0, termios.TCSADRAIN)
         try:

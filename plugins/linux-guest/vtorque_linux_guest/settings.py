@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Image, setting
+from vtorque_core.api import HostFault, Image, name_errors, setting
 
 SCRIPT_BYTES = 1024 * 1024
 """Maximum size of a site script. Every guest's seed contains it."""
@@ -109,10 +109,8 @@ def site_scripts(directory: str) -> tuple[SiteScript, ...]:
 
 
 def _read_script(path: Path) -> bytes:
-    try:
+    with name_errors(f"guest script {path}"):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise HostFault(f"guest script {path}: {error.strerror}") from None
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.api import JobAttempt, Paths, UsageError, VtorqueError, kept_records
+from vtorque_core.api import JobAttempt, Paths, UsageError, VtorqueError, kept_records, name_errors
 from vtorque_core.api.job_files import File, Tree
 from vtorque_core.api.kept_records import LOG
 from vtorque_core.live.service import own_variables
@@ -173,10 +173,8 @@ def sealed_size(descriptor: int, most: int) -> int:
     Raises:
         UsageError: The memfd is larger than ``most`` bytes or cannot be sealed.
     """
-    try:
+    with name_errors("bad request", fault=UsageError):
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-    except OSError as error:
-        raise UsageError(f"bad request: {error.strerror}") from None
     size = os.fstat(descriptor).st_size
     if size > most:
         raise UsageError(f"script or environment has {size} bytes (limit: {most})")

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vtorque_core.api import EXIT_HOST_FAULT, VtorqueError, guard_command, printable
+from vtorque_core.api import EXIT_HOST_FAULT, VtorqueError, closing, guard_command, printable
 from vtorque_core.live.service import own_variables
 from vtorque_local import become_job, job_processes
 from vtorque_local.client import GUARD
@@ -412,16 +412,12 @@ def _wait_readable(poll: select.poll, descriptor: int, until: float) -> bool:
 
 @contextlib.contextmanager
 def _write_order(order: Mapping[str, Any], directory: Path) -> Any:
-    given = os.memfd_create("order")
-    try:
+    with closing(os.memfd_create("order")) as given:
         os.write(given, json.dumps(order).encode())
-        rest = os.open(directory / "rest", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
+        with closing(
+            os.open(directory / "rest", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        ) as rest:
             yield given, rest
-        finally:
-            os.close(rest)
-    finally:
-        os.close(given)
 
 
 def _switch_user_command(uid: int) -> list[str]:

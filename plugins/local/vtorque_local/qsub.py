@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.api import UsageError, printable, walltime
+from vtorque_core.api import UsageError, name_errors, printable, walltime
 from vtorque_core.api.directives import script_directives
 from vtorque_local import order
 from vtorque_pbs import convention as pbs
@@ -95,11 +95,9 @@ def describe(args: pbs.QsubArgs, script: bytes) -> QsubJob:
     chunk = _chunk(found["resources"].get("select", "1"))
     found["resources"] |= {"mem": chunk["mem"]} if "mem" in chunk else {}
     for key, name, number in (("walltime", "walltime", walltime), ("mem", "mib", pbs.mem_mib)):
-        value = found["resources"].get(key)
-        try:
+        value = found["resources"].get(key, "")
+        with name_errors(f"-l {key}={printable(value)}", ValueError, fault=UsageError):
             found[name] = number(value) if value else 0
-        except ValueError as error:
-            raise UsageError(f"-l {key}={printable(value)}: {error}") from None
     for (letter, key), (pattern, wanted) in _VALUES.items():
         value = found["resources" if letter == "l" else "attributes"].get(key)
         if value is not None and not re.fullmatch(pattern, value, re.ASCII):

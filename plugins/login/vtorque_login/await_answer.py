@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from vtorque_core.api import HostFault, Refused, printable
+from vtorque_core.api import HostFault, Refused, name_errors, printable
 from vtorque_core.api.children import wait_readable
 from vtorque_core.api.node_job import Site
 from vtorque_login import channel, requests
@@ -55,12 +55,12 @@ def ask(
 
 
 def _own_address(node: str) -> str:
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((node, _PORT))  # UDP, so nothing is sent (ip(7))
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise HostFault(f"cannot connect to {printable(node)}: {error.strerror}") from None
+    with (
+        name_errors(f"cannot connect to {printable(node)}"),
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
+    ):
+        probe.connect((node, _PORT))  # UDP, so nothing is sent (ip(7))
+        return str(probe.getsockname()[0])
 
 
 def _await_connection(
@@ -69,24 +69,21 @@ def _await_connection(
     until = time.monotonic() + wait
     busy, wrong = 0, ""
     answers: SimpleQueue[channel.Stream | str] = SimpleQueue()
-    try:
-        with requests.directory(job_id) as place:
-            name = requests.write_request(place, request)
-            try:
-                while time.monotonic() < until:
-                    if wait_readable([listener.fileno()] if busy < _MOST else [], _POLL):
-                        greeting = (*listener.accept(), key, until, answers)
-                        threading.Thread(target=_greet, args=greeting, daemon=True).start()
-                        busy += 1
-                    while not answers.empty():
-                        answer = answers.get()
-                        if not isinstance(answer, str):
-                            return answer
-                        busy, wrong = busy - 1, answer
-            finally:
-                taken = not requests.withdraw(place, name)  # NFS may list it for another minute
-    except OSError as error:
-        raise HostFault(f"~/.vtorque/requests: {error.strerror}") from None
+    with name_errors("~/.vtorque/requests"), requests.directory(job_id) as place:
+        name = requests.write_request(place, request)
+        try:
+            while time.monotonic() < until:
+                if wait_readable([listener.fileno()] if busy < _MOST else [], _POLL):
+                    greeting = (*listener.accept(), key, until, answers)
+                    threading.Thread(target=_greet, args=greeting, daemon=True).start()
+                    busy += 1
+                while not answers.empty():
+                    answer = answers.get()
+                    if not isinstance(answer, str):
+                        return answer
+                    busy, wrong = busy - 1, answer
+        finally:
+            taken = not requests.withdraw(place, name)  # NFS may list it for another minute
     if not taken:
         requests.remove_empty(job_id)
     raise HostFault(_stage(request, node, wait, taken=taken, wrong=wrong))

@@ -20,6 +20,7 @@ from vtorque_core.api import (
     UsageError,
     VtorqueError,
     kept_records,
+    name_errors,
     printable,
 )
 from vtorque_core.api.batch_system import JobInfo
@@ -169,11 +170,8 @@ def _has_records(config: Path, job_id: str) -> bool:
 def _print_to(path: Path | None) -> None:
     if path is None or str(path) == "-":
         return
-    try:
-        with path.open("wb") as file:
-            os.dup2(file.fileno(), 1)
-    except OSError as error:
-        raise UsageError(f"{printable(str(path))}: {error.strerror}") from None
+    with name_errors(printable(str(path)), fault=UsageError), path.open("wb") as file:
+        os.dup2(file.fileno(), 1)
 
 
 def _can_run_here(places: Sequence[kept_records.Place], asked: RemoteCommand) -> bool:
@@ -220,10 +218,8 @@ def _node(asked: RemoteCommand, job: JobInfo, site: Site, config: Path) -> str:
 
 
 def _call(argv: Sequence[str]) -> int:
-    try:
+    with name_errors(argv[0]):
         code = subprocess.run(argv, check=False).returncode
-    except OSError as error:
-        raise HostFault(f"{argv[0]}: {error.strerror}") from None
     return code if code >= 0 else 128 - code
 
 

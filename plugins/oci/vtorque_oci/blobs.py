@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from vtorque_core.api import HostFault, Refused
+from vtorque_core.api import Refused, closing, name_errors
 from vtorque_core.api.unprivileged_parser import Unreadable, parse_unprivileged
 from vtorque_oci.sandbox import ENV, sandbox_command
 
@@ -41,24 +41,21 @@ def open_source(name: str, directory: int | None = None) -> Iterator[int]:
     Opening a FIFO would block, and opening a device may have side effects.
     """
     try:
-        handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-        try:
+        with closing(
+            os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        ) as handle:
             mode = os.fstat(handle).st_mode
             if stat.S_ISLNK(mode):
                 raise Refused(f"{name[:200]!r} is a symbolic link")
             if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                 raise Refused(f"{name[:200]!r} is neither a file nor a directory")
             descriptor = os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC)
-        finally:
-            os.close(handle)
     except OSError as error:
         raise Refused(f"{name[:200]!r}: {error.strerror}") from None
     except ValueError:
         raise Refused(f"{name[:200]!r} is not a path") from None
-    try:
+    with closing(descriptor):
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def run_parser(
@@ -106,18 +103,15 @@ def copy(descriptor: int, offset: int, size: int, target: Path, expect: str | No
     Raises Refused, HostFault.
     """
     digest = hashlib.sha256()
-    try:
-        with target.open("xb") as file:
-            at = offset
-            while at < offset + size:
-                part = os.pread(descriptor, min(CHUNK, offset + size - at), at)
-                if not part:
-                    raise Refused(f"is truncated: it does not have {size} bytes at offset {offset}")
-                digest.update(part)
-                file.write(part)
-                at += len(part)
-    except OSError as error:
-        raise HostFault(f"{target.name}: {error.strerror or error}", stage="copy") from None
+    with name_errors(target.name, stage="copy"), target.open("xb") as file:
+        at = offset
+        while at < offset + size:
+            part = os.pread(descriptor, min(CHUNK, offset + size - at), at)
+            if not part:
+                raise Refused(f"is truncated: it does not have {size} bytes at offset {offset}")
+            digest.update(part)
+            file.write(part)
+            at += len(part)
     if expect is not None and digest.hexdigest() != expect:
         raise Refused(
             f"sha256:{expect[:16]}... is damaged: its hash is {digest.hexdigest()[:16]}..."

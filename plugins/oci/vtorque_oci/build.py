@@ -19,7 +19,7 @@ from importlib.resources import files
 from io import BufferedReader
 from pathlib import Path
 
-from vtorque_core.api import Refused, run_tool, size_mib
+from vtorque_core.api import Refused, name_errors, run_tool, size_mib
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.api.unprivileged_parser import helper_process
 from vtorque_linux_guest.agent.build import built_agent
@@ -184,12 +184,11 @@ def parse_options(arguments: Mapping[str, str]) -> BuildOptions:
     setuid = arguments.get("setuid", "drop")
     if setuid not in ("drop", "keep"):
         raise Refused(f"setuid={setuid!r}: must be drop or keep")
-    try:
-        size = size_mib(arguments["size"]) if "size" in arguments else SIZE_MIB
-    except ValueError as error:
-        raise Refused(f"size={arguments['size']!r}: {error}") from None
+    asked = arguments.get("size", f"{SIZE_MIB}M")
+    with name_errors(f"size={asked!r}", ValueError, fault=Refused):
+        size = size_mib(asked)
     if not 64 <= size <= 1 << 20:
-        raise Refused(f"size={arguments['size']}: must be between 64M and 1T")
+        raise Refused(f"size={asked}: must be between 64M and 1T")
     return BuildOptions(
         source=arguments["source"],
         tag=arguments.get("tag", ""),

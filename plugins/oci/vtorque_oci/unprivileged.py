@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
-from vtorque_core.api import HostFault, Refused, printable
+from vtorque_core.api import HostFault, Refused, closing, name_errors, printable
 from vtorque_core.api.children import wait_readable
 from vtorque_core.api.unprivileged_parser import close_files, drop_privileges
 
@@ -77,10 +77,8 @@ def run(
         HostFault: the process cannot be started, or fails.
     """
     (answers, say), (go, start) = os.pipe(), os.pipe()
-    try:
+    with name_errors("cannot fork"):
         pid = os.fork()
-    except OSError as error:
-        raise HostFault(f"cannot fork: {error.strerror}") from None
     if pid == 0:
         _run_as_nobody(work, RootConnection(say, go), {say, go, *keep}, most)
     os.close(say)
@@ -113,11 +111,8 @@ def run(
 
 
 def _wait_for_end(pid: int) -> bool:
-    ended = os.pidfd_open(pid)
-    try:
+    with closing(os.pidfd_open(pid)) as ended:
         return bool(wait_readable([ended], _END))
-    finally:
-        os.close(ended)
 
 
 def _exit_reason(code: int) -> str:

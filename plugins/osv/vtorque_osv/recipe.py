@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vtorque_core.api import Refused, size_mib
+from vtorque_core.api import Refused, name_errors, size_mib
 from vtorque_osv import cmdline, script
 
 _SHARE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,35}", re.ASCII)  # as [shares.<name>]
@@ -89,17 +89,12 @@ def from_arguments(arguments: Mapping[str, str]) -> OsvRecipe:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_RECIPE + 1)
-    except OSError as error:
-        raise _refusal(f"recipe {path}: {error.strerror}") from None
+    with name_errors(f"recipe {path}", fault=_refusal), path.open("rb") as file:
+        content = file.read(MAX_RECIPE + 1)
     if len(content) > MAX_RECIPE:
         raise _refusal(f"recipe {path}: is larger than {MAX_RECIPE >> 20} MiB")
-    try:
+    with name_errors(f"recipe {path}", ValueError, fault=_refusal):
         return tomllib.loads(content.decode())
-    except ValueError as error:
-        raise _refusal(f"recipe {path}: {error}") from None
 
 
 def _validate(data: Mapping[str, Any], base: Path) -> OsvRecipe:
@@ -153,10 +148,8 @@ def _root(data: Mapping[str, Any], base: Path, files: bool) -> tuple[str, Path |
 
 
 def _min_ram(text: Any) -> int:
-    try:
+    with name_errors(f"min_ram={text}", ValueError, fault=_refusal):
         return size_mib(str(text))
-    except ValueError as error:
-        raise _refusal(f"min_ram={text}: {error}") from None
 
 
 def _check_command(name: str, line: str) -> None:

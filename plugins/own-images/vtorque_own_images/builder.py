@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from vtorque_core.api import Refused, size_mib
+from vtorque_core.api import Refused, name_errors, size_mib
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_linux_guest.agent.build import built_agent
 from vtorque_linux_guest.image.disk_initramfs import CMDLINE, INITRD_MODULES, disk_initramfs
@@ -57,10 +57,9 @@ class BaseBuilder:
         if unknown := sorted(set(arguments) - set(_KNOWN)):
             raise Refused(f"own has no option {unknown[0]}; its options are {', '.join(_KNOWN)}")
         need_tools("qemu-img", "e2fsck", "setpriv")
-        try:
-            size = size_mib(arguments["size"]) if "size" in arguments else SIZE_MIB
-        except ValueError as error:
-            raise Refused(f"size={arguments['size']!r}: {error}") from None
+        asked = arguments.get("size", f"{SIZE_MIB}M")
+        with name_errors(f"size={asked!r}", ValueError, fault=Refused):
+            size = size_mib(asked)
         modules = tuple(m for m in arguments.get("modules", "").split(",") if m)
         debs = debs_directory(arguments)
         _, arch = architecture()

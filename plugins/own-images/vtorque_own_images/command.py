@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from vtorque_core.api import HostFault, Refused, kept_records, printable
+from vtorque_core.api import HostFault, Refused, kept_records, name_errors, printable
 from vtorque_core.api.values import is_personal
 from vtorque_core.live import libvirt
 from vtorque_core.live.images import site_of
@@ -82,10 +82,8 @@ def copy_disk(guest: RunningGuest, file: Path) -> None:
 
     if f'name="ua-own-images-{NAME}"' not in ask("disks", lambda d: d.XMLDesc(0)).replace("'", '"'):
         raise Refused(f"guest {guest.hostname} does not boot your own disk")
-    try:
+    with name_errors(file):
         target = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise HostFault(f"{file}: {error.strerror}") from None
     # libvirt and QEMU open the file several times. If the guest shares the directory, it could
     # replace the name by a link to another file of the user, but not a descriptor.
     place = f"/proc/{os.getpid()}/fd/{target}"

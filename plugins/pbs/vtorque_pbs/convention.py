@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import TypeVar
 
-from vtorque_core.api import Refused, UsageError, printable
+from vtorque_core.api import Refused, UsageError, name_errors, printable
 from vtorque_core.api.batch_system import Outcome
 
 TORQUE_GETOPT = "a:A:b:c:C:d:D:e:EfF:hi:Ij:J:k:K:l:L:m:M:nN:o:p:P:q:r:S:t:T:u:v:Vw:W:Xxz"
@@ -326,10 +326,8 @@ def split_words(text: str, blanks: str = " \t\r\n") -> list[str]:
 
 def directive_words(line: str) -> list[str]:
     """Return the arguments on a directive line, unquoted. Raise UsageError if invalid."""
-    try:
+    with name_errors(f"#PBS {printable(line, 80)}", ValueError, fault=UsageError):
         return split_words(line)
-    except ValueError as error:
-        raise UsageError(f"#PBS {printable(line, 80)}: {error}") from None
 
 
 def variable_list(text: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -339,10 +337,8 @@ def variable_list(text: str, environ: Mapping[str, str]) -> dict[str, str]:
     UsageError.
     """
     found: dict[str, str] = {}
-    try:
+    with name_errors(f"-v {printable(text, 80)}", ValueError, fault=UsageError):
         items = split_words(text, ",")
-    except ValueError as error:
-        raise UsageError(f"-v {printable(text, 80)}: {error}") from None
     for item in items:
         name, equals, value = item.partition("=")
         name = name.strip()

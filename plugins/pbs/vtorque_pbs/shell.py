@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vtorque_core.api import UsageError
+from vtorque_core.api import UsageError, name_errors
 from vtorque_core.api.batch_system import JobShell, ShellStart
 
 MAX_LINE = 1 << 20  # bytes of the line on stdin
@@ -78,10 +78,8 @@ def _line(stdin: int) -> str:
 
 
 def _words(line: str) -> list[str]:
-    try:
+    with name_errors("invalid arguments of the script (-F)", ValueError, fault=UsageError):
         words = shlex.split(line)
-    except ValueError as error:
-        raise UsageError(f"invalid arguments of the script (-F): {error}") from None
     if not words:
         raise UsageError("the batch system did not provide a script on standard input")
     return words

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vtorque_core.api import Busy, HostFault, take_lock
+from vtorque_core.api import Busy, HostFault, name_errors, take_lock
 from vtorque_pool.api import CloudFault, Driver, Machine, MachineOrder, StockOut
 from vtorque_pool.memory import StateFile
 from vtorque_pool.settings import MachineShape, Settings
@@ -167,10 +167,8 @@ class Machines:
     def _order(self, shape: MachineShape, node: str) -> MachineOrder:
         content = b""
         if shape.user_data:
-            try:
+            with name_errors(shape.user_data):
                 content = Path(shape.user_data).read_bytes()
-            except OSError as error:
-                raise HostFault(f"{shape.user_data}: {error.strerror}") from None
             content = content.replace(b"@NODE@", node.encode())
             content = content.replace(b"@CLUSTER@", self.settings.cluster.encode())
         cluster = self.settings.cluster

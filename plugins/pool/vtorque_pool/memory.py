@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vtorque_core.api import HostFault, replace_file, take_lock
+from vtorque_core.api import HostFault, closing, name_errors, replace_file, take_lock
 
 _LOCK_TIME = 30.0  # seconds; the lock is held only to read and write a file
 
@@ -118,17 +117,12 @@ class StateFile:
     @contextlib.contextmanager
     def edit(self) -> Iterator[PoolState]:
         """Yield the state while holding the lock, and write it afterwards."""
-        lock = take_lock(self.directory / "memory.lock", _LOCK_TIME)
-        try:
+        with closing(take_lock(self.directory / "memory.lock", _LOCK_TIME)):
             found = self.read()
             yield found
-            try:
+            with name_errors(self._path):
                 text = json.dumps(dataclasses.asdict(found)).encode()
                 replace_file(str(self._path), text, mode=0o600)
-            except OSError as error:
-                raise HostFault(f"{self._path}: {error.strerror}") from None
-        finally:
-            os.close(lock)
 
 
 def _parse_state(data: Any) -> PoolState:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from vtorque_core.api import ConfigError, HostFault, printable
+from vtorque_core.api import ConfigError, HostFault, name_errors, printable
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import extensions
 from vtorque_core.live.service import site_and_installation
@@ -37,10 +37,8 @@ def open_pool(config: Path | None) -> tuple[Site, Machines]:
     for name in settings.clouds:  # even without a shape: its machines must be deleted
         options = dict(settings.clouds[name])
         kind = options.pop("driver")
-        try:
+        with name_errors(f"[plugin.pool.clouds.{name}]", ValueError, fault=ConfigError):
             drivers[name] = brought.function(kind)(options)
-        except ValueError as error:
-            raise ConfigError(f"[plugin.pool.clouds.{name}]: {error}") from None
     return site, Machines(settings, drivers, log)
 
 

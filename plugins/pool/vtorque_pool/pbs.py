@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vtorque_core.api import HostFault, run_tool
+from vtorque_core.api import HostFault, name_errors, run_tool
 from vtorque_pool.settings import Settings
 from vtorque_pool.slurm import REASON, TOLD, PoolNode, State
 
@@ -286,8 +286,6 @@ def _count(text: str) -> int:
 
 
 def _json(text: str) -> dict[str, Any]:
-    try:
+    with name_errors("truncated answer of the batch system", ValueError):
         found = json.loads(text or "{}", strict=False)
-    except ValueError as error:
-        raise HostFault(f"truncated answer of the batch system: {error}") from None
     return found if isinstance(found, dict) else {}

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from vtorque_core.api import Busy, HostFault, Refused, VtorqueError, replace_file, take_lock
+from vtorque_core.api import (
+    Busy,
+    HostFault,
+    Refused,
+    VtorqueError,
+    closing,
+    name_errors,
+    replace_file,
+    take_lock,
+)
 from vtorque_pool import on_slurm, rounds, show
 from vtorque_pool.api import Machine
 from vtorque_pool.machines import Machines, failures
@@ -50,14 +58,10 @@ def tidy(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> int:
 
 @contextlib.contextmanager
 def _hold_service_lock(machines: Machines) -> Iterator[None]:
-    try:
+    with name_errors("vtorque pool serve or tidy is already running", Busy, fault=Refused):
         lock = take_lock(machines.memory.directory / "serve.lock", 0)
-    except Busy as error:
-        raise Refused(f"vtorque pool serve or tidy is already running: {error}") from None
-    try:
+    with closing(lock):
         yield
-    finally:
-        os.close(lock)
 
 
 def _serve(settings: Settings, machines: Machines, batch: Slurm | Pbs) -> None:

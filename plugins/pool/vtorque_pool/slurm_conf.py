@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vtorque_admin.steps import MARK, Change, Check, ReplacedFile, edit_file, hook_script
-from vtorque_core.api import HostFault
+from vtorque_core.api import HostFault, name_errors
 from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_pool import unit
 from vtorque_pool.settings import Settings
@@ -113,14 +113,12 @@ def _owner_step(path: Path, user: str, flags: int) -> Change:
         return path.exists() and path.stat().st_uid == _uid(user)
 
     def make() -> None:
-        try:
+        with name_errors(path):
             if flags & os.O_DIRECTORY:
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(path, flags | os.O_CLOEXEC, 0o640)
             os.fchown(descriptor, _uid(user), -1)
             os.close(descriptor)
-        except OSError as error:
-            raise HostFault(f"{path}: {error.strerror}") from None
 
     return Change(f"create {path}, owned by {user}", done, make, lambda: None)
 

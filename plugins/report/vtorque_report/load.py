@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from vtorque_core.api import Refused, printable
+from vtorque_core.api import Refused, name_errors, printable
 from vtorque_core.api.kept_records import Place
 from vtorque_report.read import MAX_LINES, Attempt, attempt
 from vtorque_report.report import Report
@@ -33,10 +33,8 @@ def report(
     found: list[Attempt] = []
     for each in kept:
         where = printable(str(each.directory if isinstance(each, Place) else each))
-        try:
+        with name_errors(where, fault=Refused):
             one = attempt(each, now, max_lines)
-        except OSError as error:
-            raise Refused(f"{where}: {error.strerror}") from None
         if one is None:
             raise Refused(f"{where}: cannot read its job.json")
         if found and (one.job, one.attempt) != (found[0].job, found[0].attempt):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from vtorque_core.api import HostFault, UsageError
+from vtorque_core.api import HostFault, UsageError, name_errors
 from vtorque_core.api.batch_system import Grant, Needs
 from vtorque_slurm import hostlist
 from vtorque_slurm.resources import SlurmRequest
@@ -89,10 +89,8 @@ def parse_granted(field: str) -> Mapping[str, Grant]:
         raise HostFault(f"scontrol show job: invalid GRES={field[:80]}")
     found: dict[str, Grant] = {}
     for name, kind, indexed, ids, counted in re.findall(_GRANT, field, re.ASCII):
-        try:
+        with name_errors("scontrol show job", ValueError):
             devices = hostlist.numbers(ids, _MOST_DEVICES) if ids else ()
-        except ValueError as error:
-            raise HostFault(f"scontrol show job: {error}") from None
         for each in dict.fromkeys((f"gres/{name}", f"gres/{name}:{kind}" if kind else "")):
             had = found.get(each, Grant(0))
             more = () if name in _SHARED else devices

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vtorque_core.api import HostFault, Refused, printable
+from vtorque_core.api import HostFault, Refused, name_errors, printable
 from vtorque_core.api.batch_system import BareNode, Grant
 from vtorque_slurm import gres, hostlist
 
@@ -210,13 +210,11 @@ def _shares(
     left = _MOST_CPUS
     pattern = r"^     Nodes=(\S+) CPU_IDs=([0-9,-]+) Mem=(\d+)\b(?: GRES=(\S*))?.*$"
     for nodes, ids, memory, others in re.findall(pattern, record, re.MULTILINE | re.ASCII):
-        try:
+        with name_errors("scontrol show job", ValueError):
             names = hostlist.expand(nodes)
             numbers = hostlist.numbers(ids, left)
             if len(cpus) + len(names) > hostlist.MAX_HOSTS:
                 raise ValueError(f"the job has more than {hostlist.MAX_HOSTS} nodes")
-        except ValueError as error:
-            raise HostFault(f"scontrol show job: {error}") from None
         left -= len(numbers)
         for name in names:
             if name in cpus:

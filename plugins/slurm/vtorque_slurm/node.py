@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import HostFault, Paths, Refused, printable
+from vtorque_core.api import HostFault, Paths, Refused, name_errors, printable
 from vtorque_core.api.batch_system import (
     BareNode,
     BatchJob,
@@ -59,15 +59,13 @@ class SlurmNode(NodeAdapter):
 
     def job(self, argv: Sequence[str], environ: Mapping[str, str]) -> BatchJob:
         """Read the job from Prolog's environment. For a VM job, also query its CPUs and memory."""
-        try:
+        with name_errors("this is not the environment of Slurm's Prolog", KeyError, ValueError):
             job_id, node = environ["SLURM_JOB_ID"], environ["SLURMD_NODENAME"]
             owner, uid = environ["SLURM_JOB_USER"], int(environ["SLURM_JOB_UID"])
             nodes = hostlist.expand(environ["SLURM_NODELIST"])
             if not job_id.isdecimal() or node not in nodes:
                 raise ValueError(f"invalid job {job_id!r}, or unknown node {node!r}")
             attempt = int(environ.get("SLURM_JOB_RESTART_COUNT") or 0)
-        except (KeyError, ValueError) as error:
-            raise HostFault(f"this is not the environment of Slurm's Prolog: {error}") from None
         self._client = SlurmClient(self._settings, environ)
         leader = environ.get("SLURM_HET_JOB_ID", job_id)
         word = request_channel.find(environ.get("SLURM_JOB_COMMENT", ""))

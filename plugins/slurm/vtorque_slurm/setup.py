@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vtorque_admin.steps import MARK, Change, Check, Mark, ReplacedFile, check_timeout
-from vtorque_core.api import HostFault
+from vtorque_core.api import name_errors
 from vtorque_core.api.setup_steps import Installation, SetupStep, make_directories
 from vtorque_slurm import controller_updates, hooks, slurm_conf
 from vtorque_slurm.batch_commands import SlurmClient
@@ -86,11 +86,9 @@ def _find_name(directory: Path, pattern: str) -> str | None:
 
 def _folder(path: Path) -> Change:
     def make() -> None:
-        try:
+        with name_errors(path):
             path.mkdir(mode=0o755, exist_ok=True)
             path.chmod(0o755)
-        except OSError as error:
-            raise HostFault(f"{path}: {error.strerror}") from None
 
     def remove() -> None:
         with contextlib.suppress(OSError):
@@ -104,14 +102,12 @@ def _link(path: Path, target: Path) -> Change:
         return path.is_symlink() and path.readlink() == target
 
     def make() -> None:
-        try:
+        with name_errors(path):
             make_directories(path.parent)
             new = path.with_name(f".{path.name}.new")
             new.unlink(missing_ok=True)
             new.symlink_to(target)
             new.replace(path)
-        except OSError as error:
-            raise HostFault(f"{path}: {error.strerror}") from None
 
     def remove() -> None:
         if path.is_symlink():

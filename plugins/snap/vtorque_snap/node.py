@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from vtorque_core.api import HostFault, constant_hook, hookimpl, setting
+from vtorque_core.api import HostFault, constant_hook, hookimpl, name_errors, setting
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_snap.access import Access, is_local
@@ -64,10 +64,8 @@ class Settings:
             raise ValueError(f"timeout={self.timeout:g} (s) is invalid: it must be 0.5 to 20 s")
         if ":" in self.user:
             raise ValueError("user must not contain a colon (RFC 7617)")
-        try:
+        with name_errors("nodes is not a regular expression", re.error, fault=ValueError):
             re.compile(self.nodes)
-        except re.error as error:
-            raise ValueError(f"nodes is not a regular expression: {error}") from None
 
     @property
     def access(self) -> Access:

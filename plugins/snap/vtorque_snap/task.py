@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from vtorque_core.api import HostFault
+from vtorque_core.api import HostFault, name_errors
 from vtorque_core.api.acquired import Resource, unjournalled
 from vtorque_snap.access import Access, is_local, value_at
 
@@ -39,10 +39,8 @@ def manifest(template: bytes, name: str, values: Mapping[str, str], guests: Sequ
     Raises:
         HostFault: the template is not a valid manifest.
     """
-    try:
+    with name_errors("template: is not valid JSON", ValueError, RecursionError):
         task = _fill_templates(json.loads(template), values, guests)
-    except (ValueError, RecursionError) as error:
-        raise HostFault(f"template: is not valid JSON: {error}") from None
     metrics, tags = (value_at(task, f"workflow.collect.{key}") for key in ("metrics", "tags"))
     if not isinstance(metrics, dict) or not all(len(each) > 1 for each in metrics or [""]):
         raise HostFault("template: workflow.collect.metrics is missing (Snap's docs/TASKS.md)")

@@ -32,7 +32,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from vtorque_core.api import HostFault, Paths, Refused, VtorqueError, replace_file
+from vtorque_core.api import HostFault, Paths, Refused, VtorqueError, name_errors, replace_file
 from vtorque_core.api.children import Child, run_in_child, wait_readable
 from vtorque_core.api.guest_driver import LEAVE, TELL
 from vtorque_core.live import libvirt, service, suspend
@@ -562,14 +562,12 @@ def _copy(disk: Path, to: Path) -> None:
         return
     on_step("before disk")
     fresh = to.with_suffix(".copying")
-    try:
+    with name_errors(f"cannot copy {disk}"):
         source = os.open(disk, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(source, "rb") as reads, fresh.open("wb") as writes:
             fresh.chmod(0o600)
             copy_data(reads.fileno(), writes.fileno())
         fresh.rename(to)
-    except OSError as error:
-        raise HostFault(f"cannot copy {disk}: {error.strerror}") from None
     on_step("after disk")
 
 

@@ -12,7 +12,15 @@ from pathlib import Path
 
 import click
 
-from vtorque_core.api import HostFault, Paths, Refused, UsageError, printable, show_mib, tables
+from vtorque_core.api import (
+    Paths,
+    Refused,
+    UsageError,
+    name_errors,
+    printable,
+    show_mib,
+    tables,
+)
 from vtorque_core.live import service
 from vtorque_survive import listing
 from vtorque_survive.listing import ListedCheckpoint
@@ -98,10 +106,8 @@ def _stores(config: Path) -> Iterator[Store]:
 
 
 def _publish(paths: Paths, store: Store) -> None:
-    try:
+    with name_errors("cannot update the owner's checkpoint list"):
         listing.publish(paths, store)
-    except OSError as error:
-        raise HostFault(f"cannot update the owner's checkpoint list: {error.strerror}") from None
 
 
 def _row(each: ListedCheckpoint, *, root: bool) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import socket
 import subprocess
 import time
@@ -25,6 +24,8 @@ from vtorque_core.api import (
     Paths,
     Refused,
     VtorqueError,
+    closing,
+    name_errors,
     printable,
     replace_file,
     take_lock,
@@ -102,8 +103,7 @@ class Drain:
             HostFault: If the batch system could not drain the node. Nothing was done.
             Refused: If the drain is not allowed. Nothing was done.
         """
-        lock = take_lock(self.paths.run / LOCK, 0.0)
-        try:
+        with closing(take_lock(self.paths.run / LOCK, 0.0)):
             if self.in_turn:
                 turn.take_turn(self.batch, self.settings.max_drained_nodes, self.reason)
             else:
@@ -116,8 +116,6 @@ class Drain:
                     left += [done.job] if done.done == LEFT else []
                     yield done
             LastDrain(time.time(), self.reason, tuple(left)).write(self.paths)
-        finally:
-            os.close(lock)
 
     def _jobs(self) -> list[RunningJob]:
         return RunningJobs(self.paths).jobs()
@@ -213,10 +211,8 @@ def start_again(requeue: Callable[[str], None], job: RunningJob, saved: str) -> 
     Raises:
         HostFault: If the batch system refused the requeue. The job continues to run.
     """
-    try:
+    with name_errors(f"saved as checkpoint {saved}, but not requeued", VtorqueError):
         requeue(job.job.id)
-    except VtorqueError as error:
-        raise HostFault(f"saved as checkpoint {saved}, but not requeued: {error}") from None
 
 
 def _vmgr(config: Path, *words: str) -> tuple[str, str]:

@@ -21,6 +21,7 @@ from vtorque_core.api import (
     HostFault,
     Paths,
     VtorqueError,
+    closing,
     guard_command,
     printable,
     replace_file,
@@ -190,12 +191,9 @@ def check(site: Site) -> Iterator[HealthResult]:
 
 
 def _withdraw_drain(paths: Paths, config: Path) -> None:
-    lock = take_lock(paths.run / LOCK, 0.0)
-    try:
+    with closing(take_lock(paths.run / LOCK, 0.0)):
         site, batch = service.batch_system(config)
         turn.withdraw(batch.node(site))
-    finally:
-        os.close(lock)
 
 
 def _command(config: Path, settings: Settings) -> tuple[str, ...]:

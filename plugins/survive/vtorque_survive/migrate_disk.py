@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from vtorque_core.api import HostFault, Paths, printable
+from vtorque_core.api import HostFault, Paths, closing, name_errors, printable
 from vtorque_core.live import libvirt
 from vtorque_survive import domains, guest_migration, sparse
 
@@ -94,13 +94,11 @@ def send_disk(
 
 
 def _start_receiver(argv: list[str], errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    try:
+    with name_errors(argv[0]):
         return subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
             start_new_session=True,
         )  # fmt: skip
-    except OSError as error:
-        raise HostFault(f"{argv[0]}: {error.strerror}") from None
 
 
 def _end(there: subprocess.Popen[bytes]) -> None:
@@ -220,11 +218,8 @@ def _read_exactly(parts: IO[bytes], count: int) -> bytes:
 @contextmanager
 def _open_disk(disk: Path, how: int) -> Iterator[int]:
     try:
-        file = os.open(disk, how | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
+        with closing(os.open(disk, how | os.O_NOFOLLOW | os.O_CLOEXEC)) as file:
             yield file
-        finally:
-            os.close(file)
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -15,7 +15,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from vtorque_core.api import Busy, HostFault, Paths, VtorqueError, replace_file, take_lock
+from vtorque_core.api import (
+    Busy,
+    HostFault,
+    Paths,
+    VtorqueError,
+    name_errors,
+    replace_file,
+    take_lock,
+)
 from vtorque_core.api.batch_system import JobState
 from vtorque_core.api.claims import PoolClaim
 from vtorque_core.api.guest_plan import GuestPlan
@@ -75,11 +83,9 @@ class Move:
     def write(self, paths: Paths) -> None:
         """Write the record and sync it."""
         path = _file(paths, self.key)
-        try:
+        with name_errors(path):
             path.parent.mkdir(mode=0o700, exist_ok=True)
             replace_file(str(path), json.dumps(asdict(self)).encode(), mode=0o600, ready=os.fsync)
-        except OSError as error:
-            raise HostFault(f"{path}: {error.strerror}") from None
 
     def enter_phase(self, paths: Paths, phase: Literal["either", "gone", "away"]) -> Self:
         """Enter another phase of the migration, and write the record."""
@@ -110,10 +116,8 @@ def all_moves(paths: Paths) -> Iterator[Move]:
 def forget(paths: Paths, key: str) -> None:
     """Remove a migration's record. Idempotent."""
     path = _file(paths, key)
-    try:
+    with name_errors(path):
         path.unlink(missing_ok=True)
-    except OSError as error:
-        raise HostFault(f"{path}: {error.strerror}") from None
 
 
 @contextmanager

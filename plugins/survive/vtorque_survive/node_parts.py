@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from vtorque_core.api import ConfigError, HostFault, printable, replace_file
+from vtorque_core.api import ConfigError, HostFault, name_errors, printable, replace_file
 from vtorque_core.live.jobs import RunningJob
 from vtorque_survive.lines import LineReader
 from vtorque_survive.settings import Settings
@@ -176,10 +176,8 @@ class NodePart:
         """Sync this node's files to disk, and record that they are synced."""
         if self.has(DONE):
             return
-        try:
+        with name_errors(self._part):
             sync(*(file for file in (*files, self._file(_HAS)) if file.exists()))
-        except OSError as error:
-            raise HostFault(f"{self._part}: {error.strerror}") from None
         self.publish(DONE)
 
     def full_manifest(self) -> Manifest:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Paths
+from vtorque_core.api import HostFault, Paths, name_errors
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.children import wait_readable
 from vtorque_core.api.kept_records import Place
@@ -49,18 +49,14 @@ class Fifo(Resource):
 
     def create(self) -> None:
         """Create the FIFO."""
-        try:
+        with name_errors(f"cannot create {self.path}"):
             os.mkfifo(self.path, 0o200)
             os.chown(self.path, self.uid, -1, follow_symlinks=False)
-        except OSError as error:
-            raise HostFault(f"cannot create {self.path}: {error.strerror}") from None
 
     def release(self) -> None:
         """Remove the FIFO. Idempotent."""
-        try:
+        with name_errors(f"cannot remove {self.path}"):
             Path(self.path).unlink(missing_ok=True)
-        except OSError as error:
-            raise HostFault(f"cannot remove {self.path}: {error.strerror}") from None
 
 
 def listen(path: Path) -> int:

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from vtorque_core.api import HostFault, Image, JobAttempt, JobRequest, Paths, Refusal, Refused
+from vtorque_core.api import (
+    Image,
+    JobAttempt,
+    JobRequest,
+    Paths,
+    Refusal,
+    Refused,
+    name_errors,
+)
 from vtorque_core.api.acquired import Resource, unjournalled
 from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.boot_source import Boot, BootSource, Identity
@@ -52,13 +60,11 @@ class RestoredDisk(Resource):
 
     def create(self) -> None:
         """Copy ``source``, or create an empty file if ``source`` is empty."""
-        try:
+        with name_errors(f"cannot create {self.path}"):
             source = os.open(self.source or os.devnull, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             with os.fdopen(source, "rb") as reads, _create_file(self.path) as writes:
                 os.fchown(writes.fileno(), self.uid, -1)
                 copy_data(reads.fileno(), writes.fileno())
-        except OSError as error:
-            raise HostFault(f"cannot create {self.path}: {error.strerror}") from None
 
     def release(self) -> None:
         """Remove the disk. Idempotent."""
@@ -75,10 +81,8 @@ class Link(Resource):
 
     def create(self) -> None:
         """Create the link."""
-        try:
+        with name_errors(f"cannot create {self.path}"):
             Path(self.path).symlink_to(self.target)
-        except OSError as error:
-            raise HostFault(f"cannot create {self.path}: {error.strerror}") from None
 
     def release(self) -> None:
         """Remove the link. Idempotent."""
@@ -86,10 +90,8 @@ class Link(Resource):
 
 
 def _unlink(path: str) -> None:
-    try:
+    with name_errors(f"cannot remove {path}"):
         Path(path).unlink(missing_ok=True)
-    except OSError as error:
-        raise HostFault(f"cannot remove {path}: {error.strerror}") from None
 
 
 @dataclass(frozen=True)
@@ -314,17 +316,13 @@ def _require_disks(job: NodeJob, found: Manifest) -> None:
 
 
 def _disown(store: Store, job_id: str) -> None:
-    try:
+    with name_errors(store.directory):
         store.disown(job_id)
-    except OSError as error:
-        raise HostFault(f"{store.directory}: {error.strerror}") from None
 
 
 def _acquire_session(job: NodeJob, guest: GuestPlan, source: Path) -> None:
-    try:
+    with name_errors(source):
         content = source.read_bytes()
-    except OSError as error:
-        raise HostFault(f"{source}: {error.strerror}") from None
     there = str(guest.state_dir / LEFT)  # on disk: up to 96 MiB are too much for /run
     job.acquire(File(there, mode=0o400, reader=job.user.uid, content=content), guest=guest)
     job.acquire(Link(str(guest.run_dir / LEFT), there), guest=guest)

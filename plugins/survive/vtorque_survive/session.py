@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Refused
+from vtorque_core.api import HostFault, Refused, name_errors
 from vtorque_core.api.children import wait_readable
 
 _LEAVES = 20.0  # seconds for the job shell to write its state
@@ -21,12 +21,10 @@ _MOST = 96 << 20  # bytes of the state: twice what a session may have in flight
 
 def make(fifo: Path, uid: int) -> None:
     """Create a FIFO to which a job shell writes its state. Only the shell's user may write."""
-    try:
+    with name_errors(f"cannot create {fifo}"):
         if not fifo.exists():
             os.mkfifo(fifo, 0o200)
         os.chown(fifo, uid, -1, follow_symlinks=False)
-    except OSError as error:
-        raise HostFault(f"cannot create {fifo}: {error.strerror}") from None
 
 
 def read_state(fifo: Path) -> bytes:

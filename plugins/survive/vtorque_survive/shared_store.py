@@ -18,7 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vtorque_core.api import Busy, HostFault, InUse, JobAttempt, Refused, replace_file, take_lock
+from vtorque_core.api import (
+    Busy,
+    HostFault,
+    InUse,
+    JobAttempt,
+    Refused,
+    closing,
+    name_errors,
+    replace_file,
+    take_lock,
+)
 from vtorque_core.api.acquired import Resource, unjournalled
 from vtorque_core.api.batch_system import JobState, MigrationAdapter
 from vtorque_core.api.children import Child, wait_readable
@@ -78,11 +88,9 @@ def is_shared_by_nodes(site: Site) -> bool:
 
 def file_system(path: Path, mounts: str | None = None) -> str:
     """Return the type of a directory's file system, from proc(5) mountinfo."""
-    try:
+    with name_errors(path):
         real = path.resolve(strict=True)
         text = Path("/proc/self/mountinfo").read_text("utf-8") if mounts is None else mounts
-    except OSError as error:
-        raise HostFault(f"{path}: {error.strerror}") from None
     kinds = {}
     for line in text.splitlines():
         fields, _, rest = line.partition(" - ")
@@ -138,11 +146,8 @@ class UseMark(Resource):
 @contextmanager
 def _lock_file(path: str, verb: str) -> Iterator[None]:
     try:
-        lock = take_lock(Path(path).with_name(".lock"), _LOCK)
-        try:
+        with closing(take_lock(Path(path).with_name(".lock"), _LOCK)):
             yield
-        finally:
-            os.close(lock)
     except (OSError, Busy) as error:
         raise in_use_fault(f"cannot {verb} {path}: {error}") from None
 

@@ -24,6 +24,8 @@ from vtorque_core.api import (
     ConfigError,
     HostFault,
     Refused,
+    closing,
+    name_errors,
     printable,
     replace_file,
     require_root_owned,
@@ -189,7 +191,7 @@ class Store:
             ConfigError: If a user other than root can write to the directory.
         """
         require_root_owned(self.top, uid=os.geteuid())
-        with _name_errors("make", self.part(name)):
+        with name_errors(f"cannot make {self.part(name)}"):
             for path in (self.directory, self.part(name)):
                 path.mkdir(mode=0o700, exist_ok=True)
         return self.begun_path(name)
@@ -206,16 +208,13 @@ class Store:
     @contextlib.contextmanager
     def hold_lock(self) -> Iterator[None]:
         """Hold the lock under which the jobs of all users reserve space."""
-        descriptor = take_lock(self.top / ".lock", _LOCK)
-        try:
+        with closing(take_lock(self.top / ".lock", _LOCK)):
             yield
-        finally:
-            os.close(descriptor)
 
     def write(self, manifest: Manifest) -> None:
         """Write the manifest: the checkpoint is then complete but not yet synced."""
         part = self.part(manifest.id)
-        with _name_errors("write", part):
+        with name_errors(f"cannot write {part}"):
             replace_file(str(part / MANIFEST), manifest.encode(), mode=0o600)
 
     def is_written(self, name: str) -> bool:
@@ -225,7 +224,7 @@ class Store:
     def finish(self, name: str) -> None:
         """Sync all files of an unfinished checkpoint, and rename its directory to its id."""
         part = self.part(name)
-        with _name_errors("finish", part):
+        with name_errors(f"cannot finish {part}"):
             sync(*part.iterdir(), part)
             for reserved in part.glob(f"{RESERVED}*"):
                 reserved.unlink()
@@ -235,7 +234,7 @@ class Store:
     def drop(self, name: str) -> None:
         """Remove an unfinished checkpoint."""
         for path in (self.part(name), self.lost_path(name)):
-            with _name_errors("remove", path), contextlib.suppress(FileNotFoundError):
+            with name_errors(f"cannot remove {path}"), contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(path)
 
     def list_unfinished(self, key: str) -> list[str]:
@@ -371,22 +370,11 @@ def disk_usage(place: Path) -> tuple[int, int]:
     return had, reserved
 
 
-@contextlib.contextmanager
-def _name_errors(verb: str, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise HostFault(f"cannot {verb} {path}: {error.strerror}") from None
-
-
 def sync(*paths: Path) -> None:
     """Sync files or directories to disk."""
     for path in paths:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
+        with closing(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as descriptor:
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _content(path: Path) -> bytes:

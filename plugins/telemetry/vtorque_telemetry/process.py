@@ -10,7 +10,7 @@ import os
 import socket
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Paths
+from vtorque_core.api import Paths, name_errors
 from vtorque_core.api.children import wait_readable
 from vtorque_core.live.node_process import NodeProcess
 
@@ -32,10 +32,8 @@ class Sampler(NodeProcess):
 
         The file of the sampler's socket exists when this call returns.
         """
-        try:
+        with name_errors(self.lock):
             listen(Path(self.lock).with_suffix(".sock")).close()
-        except OSError as error:
-            raise HostFault(f"{self.lock}: {error.strerror}") from None
         super().create()
 
     def release(self) -> None:

@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
 from typing import Any
 
-from vtorque_core.api import HostFault
+from vtorque_core.api import HostFault, name_errors
 from vtorque_core.api.node_job import Site
 from vtorque_telemetry.api import Sample, read_secret
 from vtorque_telemetry.exposition import CONTENT_TYPE, text
@@ -111,10 +111,8 @@ class _Server(ThreadingHTTPServer):
         self._tls = tls
         self._room = threading.BoundedSemaphore(_AT_ONCE)
         self.address_family = AF_INET6 if ":" in address[0] else AF_INET
-        try:
+        with name_errors(f"listen = {address[0]}:{address[1]}"):
             super().__init__(address, _ScrapeHandler)
-        except OSError as error:
-            raise HostFault(f"listen = {address[0]}:{address[1]}: {error.strerror}") from None
 
     def server_bind(self) -> None:
         """Bind without the DNS lookup of the base class."""

@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from vtorque_core.api import ConfigError, HostFault, require_root_owned
+from vtorque_core.api import ConfigError, HostFault, closing, require_root_owned
 from vtorque_core.api.node_job import Site
 from vtorque_telemetry.api import Sample
 from vtorque_telemetry.exposition import text
@@ -58,8 +58,7 @@ def _create_directory(directory: Path, uid: int, gid: int) -> None:
     if not directory.exists():
         directory.mkdir(0o700)
         os.chown(directory, uid, -1)
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
+    with closing(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)) as descriptor:
         owner = os.fstat(descriptor).st_uid
         if owner != uid:
             raise ConfigError(
@@ -69,8 +68,6 @@ def _create_directory(directory: Path, uid: int, gid: int) -> None:
             )
         os.fchown(descriptor, -1, gid)
         os.fchmod(descriptor, 0o2755)
-    finally:
-        os.close(descriptor)
 
 
 def open_file(site: Site) -> Textfile:

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api import HostFault, let_users, show_mib
+from vtorque_core.api import HostFault, closing, let_users, name_errors, show_mib
 from vtorque_core.api.acquired import Resource, unjournalled
 
 
@@ -61,21 +61,16 @@ class Shm(Resource):
                 f"reserved for other programs{(f' ({self.where})' if self.where else '')}"
             )
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            descriptor = os.open(self.path, flags, 0o600)
-            try:
-                os.posix_fallocate(descriptor, 0, self.size)
-                os.fchown(descriptor, self.uid, self.gid)
-                os.fchmod(descriptor, self.mode)
-                let_users(descriptor, self.others, 6, 6)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise HostFault(f"cannot create {self.path}: {error.strerror or error}") from error
+        with (
+            name_errors(f"cannot create {self.path}"),
+            closing(os.open(self.path, flags, 0o600)) as descriptor,
+        ):
+            os.posix_fallocate(descriptor, 0, self.size)
+            os.fchown(descriptor, self.uid, self.gid)
+            os.fchmod(descriptor, self.mode)
+            let_users(descriptor, self.others, 6, 6)
 
     def release(self) -> None:
         """Remove the file."""
-        try:
+        with name_errors(f"cannot remove {self.path}"):
             Path(self.path).unlink(missing_ok=True)
-        except OSError as error:
-            raise HostFault(f"cannot remove {self.path}: {error.strerror}") from error

@@ -20,6 +20,7 @@ from vtorque_core.api import (
     constant_hook,
     derive,
     hookimpl,
+    name_errors,
     setting,
 )
 from vtorque_core.api.claims import Claim, Notice, PoolClaim
@@ -58,10 +59,8 @@ class Backend:
     nodes: str = ".*"
 
     def __post_init__(self) -> None:
-        try:
+        with name_errors("nodes is not a regular expression", re.error, fault=ValueError):
             re.compile(self.nodes)
-        except re.error as error:
-            raise ValueError(f"nodes is not a regular expression: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import HostFault
+from vtorque_core.api import HostFault, closing, name_errors
 from vtorque_core.api.acquired import Resource, unjournalled
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.libvirt_domain import Disk
@@ -110,10 +110,8 @@ class Seed(Resource):
     def release(self) -> None:
         """Delete the files. Raises HostFault if that fails."""
         for path in filter(None, (self.path, self.marker)):
-            try:
+            with name_errors(path, stage="seed"):
                 Path(path).unlink(missing_ok=True)
-            except OSError as error:
-                raise HostFault(f"{path}: {error.strerror}", stage="seed") from None
 
 
 def _write(path: Path, content: bytes, mode: int, owner: int) -> None:
@@ -121,15 +119,12 @@ def _write(path: Path, content: bytes, mode: int, owner: int) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         path.unlink(missing_ok=True)
-        descriptor = os.open(path, flags, mode)
-        try:
+        with closing(os.open(path, flags, mode)) as descriptor:
             os.fchmod(descriptor, mode)
             view = memoryview(content)
             while view:
                 view = view[os.write(descriptor, view) :]
             os.fchown(descriptor, owner, -1)
-        finally:
-            os.close(descriptor)
     except OSError as error:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from vtorque_core.api import Refused
+from vtorque_core.api import Refused, name_errors
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_linux_guest.image.recipe import (
     DEBIAN,
@@ -52,8 +52,7 @@ def parse_options(arguments: Mapping[str, str]) -> LinuxRecipe:
     bad = check_packages(packages, DEBIAN)
     if bad is not None:
         raise Refused(f"packages: {bad!r} is not a valid name of a Debian package")
-    try:
-        size = check_size(arguments["size"]) if "size" in arguments else SIZE_MIB
-    except ValueError as error:
-        raise Refused(f"size={arguments['size']!r}: {error}") from None
+    asked = arguments.get("size", f"{SIZE_MIB}M")
+    with name_errors(f"size={asked!r}", ValueError, fault=Refused):
+        size = check_size(asked)
     return LinuxRecipe(DEBIAN, suite, packages, size=size, kernel=kernel)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Refused
+from vtorque_core.api import HostFault, Refused, name_errors
 from vtorque_linux_guest.image.ext4_xattr import NoRoom, attribute_block, pack_in_inode
 from vtorque_linux_guest.image.filetree import FileTree, Slice, TreeNode, directory
 
@@ -146,12 +146,10 @@ def fill_ext4(tree: FileTree, descriptor: int, size: int, label: str) -> None:
         tree.root.children["lost+found"] = directory(0o700)
         tree.root.children["lost+found"].mtime = tree.root.mtime
     numbers, order = _number(tree.root)
-    try:
+    with name_errors("root disk", stage="root disk"):
         disk = _plan(descriptor, size, max(numbers.values()))
         os.ftruncate(descriptor, disk.blocks * BLOCK)
         _write(disk, order, numbers, label)
-    except OSError as error:
-        raise HostFault(f"root disk: {error.strerror or error}", stage="root disk") from None
 
 
 def _number(root: TreeNode) -> tuple[dict[int, int], list[tuple[TreeNode, TreeNode]]]:

@@ -17,7 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api import HostFault, Refused, guard_command, isolate_command, run_tool
+from vtorque_core.api import (
+    HostFault,
+    Refused,
+    guard_command,
+    isolate_command,
+    name_errors,
+    run_tool,
+)
 
 DOWNLOAD_TIMEOUT = 600.0  # seconds; a kernel package is 27 MB
 UNPACK_TIMEOUT = 120.0  # seconds
@@ -216,15 +223,13 @@ def _decompress(payload: bytes) -> bytes:
     A recipe's packages are untrusted, so the size is limited to :data:`MAX_KERNEL` and no external
     tool parses the payload as root.
     """
-    try:
+    with name_errors("the kernel's compressed payload is damaged", zlib.error, lzma.LZMAError):
         # Decompressor objects, unlike the functions, stop where the compressed data ends.
         if payload.startswith(b"\x1f\x8b"):
             return _check_size(zlib.decompressobj(wbits=31).decompress(payload, MAX_KERNEL + 1))
         if payload.startswith(b"\xfd7zXZ\x00"):
             unpack = lzma.LZMADecompressor(memlimit=_MEMORY)
             return _check_size(unpack.decompress(payload, MAX_KERNEL + 1))
-    except (zlib.error, lzma.LZMAError) as error:
-        raise HostFault(f"the kernel's compressed payload is damaged: {error}") from None
     if payload.startswith(_LZ4_LEGACY):
         return _decompress_with("lz4", payload[:-4])
     if payload.startswith(_ZSTD):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vtorque_core.api import Refused, size_mib
+from vtorque_core.api import Refused, name_errors, size_mib
 
 DEBIAN, REDHAT = "debian", "redhat"
 SIZE_MIB = 8192
@@ -125,17 +125,13 @@ _NAMES = {str: "text", list: "list", bool: "true or false", dict: "table"}
 
 def read(path: Path) -> LinuxRecipe:
     """Parse a recipe file. Raises Refused naming the line and the key."""
-    try:
+    with name_errors(f"recipe {path}", fault=Refused):
         data = path.read_bytes()
-    except OSError as error:
-        raise Refused(f"recipe {path}: {error.strerror}") from None
     if len(data) > MAX_RECIPE:
         raise Refused(f"recipe {path}: is larger than {MAX_RECIPE} bytes")
-    try:
+    with name_errors(f"recipe {path}: is not TOML", ValueError, RecursionError, fault=Refused):
         text = data.decode()
         table = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise Refused(f"recipe {path}: is not TOML: {error}") from None
     return parse(table, _RecipeReader(path, text), path.absolute().parent)
 
 

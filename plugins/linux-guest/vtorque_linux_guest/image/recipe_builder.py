@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from vtorque_core.api import HostFault, Refused
+from vtorque_core.api import HostFault, Refused, name_errors
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_linux_guest.agent.build import built_agent
 from vtorque_linux_guest.image import bios_boot, distribution, recipe_files, systemd_root
@@ -120,10 +120,8 @@ def build_image(recipe: LinuxRecipe, staging: Path, progress: Callable[[str], No
 
 def _open_output(packed: Path) -> BinaryIO:
     """Open a file from the sandbox, following no link. Raises HostFault if it is not regular."""
-    try:
+    with name_errors(packed.name, stage="packing"):
         descriptor = os.open(packed, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise HostFault(f"{packed.name}: {error.strerror}", stage="packing") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise HostFault(f"{packed.name} is not a file", stage="packing")

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from vtorque_core.api import Refused
+from vtorque_core.api import Refused, closing
 from vtorque_linux_guest.image.recipe import AddedFile
 
 _BELOW = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -108,8 +108,5 @@ def _add(
             continue
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
             raise Refused(f"{each.source!r} of the recipe: {inside} is neither file nor directory")
-        found = _open_component(descriptor, name, inside)
-        try:
+        with closing(_open_component(descriptor, name, inside)) as found:
             _add(archive, found, inside, each, left)
-        finally:
-            os.close(found)

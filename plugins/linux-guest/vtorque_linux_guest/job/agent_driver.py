@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from vtorque_core.api import HostFault, let_users, replace_file
+from vtorque_core.api import HostFault, closing, let_users, replace_file
 from vtorque_core.api.guest_driver import ReadyGuest, Script, Streams
 from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_linux_guest.guest.contract import BREAK_MARKER, STATUS_SOCKET
@@ -87,9 +87,6 @@ def status_port(run_dir: Path, deadline: float) -> socket.socket:
 
 
 def _let_watch(console: Path, uid: int) -> None:
-    with contextlib.suppress(OSError):
-        descriptor = os.open(console, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            let_users(descriptor, [uid], 6, 4)
-        finally:
-            os.close(descriptor)
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    with contextlib.suppress(OSError), closing(os.open(console, flags)) as descriptor:
+        let_users(descriptor, [uid], 6, 4)

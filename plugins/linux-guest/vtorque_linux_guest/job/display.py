@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtorque_core.api import printable
+from vtorque_core.api import name_errors, printable
 from vtorque_core.api.children import wait_readable
 from vtorque_core.api.guest_driver import ReadyGuest
 from vtorque_linux_guest.guest.contract import SPOOL, SSH_CONFIG
@@ -130,13 +130,11 @@ def forward_display(guest: ReadyGuest, environ: Mapping[str, str]) -> Iterator[D
     words += ["-T", "-R", f"localhost:{_TCP + display.number}:{display.end}", guest.hostname]
     say = f"echo {_UP.decode().strip()!r}; exec cat"
     pipe = subprocess.PIPE
-    try:
+    with name_errors("ssh", fault=NoDisplay):
         ssh = subprocess.Popen(
             ["ssh", "-F", str(config), *words, say], stdin=pipe, stdout=pipe,
             stderr=subprocess.STDOUT, env=ENVIRON, cwd="/", start_new_session=True,
         )  # fmt: skip
-    except OSError as error:
-        raise NoDisplay(f"ssh: {error.strerror}") from None
     with ssh:
         try:
             assert ssh.stdout is not None  # noqa: S101 - it is a pipe

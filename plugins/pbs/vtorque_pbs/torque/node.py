@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vtorque_core.api import HostFault, Refused
+from vtorque_core.api import HostFault, Refused, name_errors
 from vtorque_core.api.batch_system import BatchJob, Detach, Outcome
 from vtorque_core.api.host_topology import parse_cpus
 from vtorque_core.api.node_job import Site
@@ -66,12 +66,10 @@ class TorqueNode(PbsNode):
                 start, and the job shell ends the job because the proof is missing.
         """
         kind, *rest = argv or ("",)
-        try:
+        with name_errors("invalid arguments from Torque", ValueError):
             if kind not in (FIRST, SISTER):
                 raise ValueError("the hook's name is missing before the arguments")
             args = pbs.PrologueArgs.parse(rest)
-        except ValueError as error:
-            raise HostFault(f"invalid arguments from Torque: {error}") from None
         asked = pbs.parse_resources(args.resources)
         word = request_channel.torque_word(asked)
         if word is None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from vtorque_core.api import replace_file
+from vtorque_core.api import name_errors, replace_file
 from vtorque_pool.api import CloudFault, Driver, Machine, MachineOrder, StockOut
 from vtorque_pool.hostlist import expand
 
@@ -37,11 +37,9 @@ class Static:
             raise StockOut(f"{order.node} is not one of the static machines")
         now = time.time()
         note = [order.cluster, order.node, order.shape, now]
-        try:
+        with name_errors(self._place, fault=CloudFault):
             self._place.mkdir(mode=0o755, parents=True, exist_ok=True)
             replace_file(str(self._file(order.node)), json.dumps(note).encode(), mode=0o644)
-        except OSError as error:
-            raise CloudFault(f"{self._place}: {error.strerror}") from None
         return Machine(order.node, order.node, order.shape, now)
 
     def machines(self, cluster: str) -> list[Machine]:
@@ -61,10 +59,8 @@ class Static:
     def destroy(self, machine: str) -> None:
         """Mark a machine as free; it keeps running."""
         if machine in self._names:
-            try:
+            with name_errors(self._file(machine), fault=CloudFault):
                 self._file(machine).unlink(missing_ok=True)
-            except OSError as error:
-                raise CloudFault(f"{self._file(machine)}: {error.strerror}") from None
 
     def quota(self) -> int | None:
         """Return how many machines are free."""
