@@ -144,7 +144,7 @@ def _leases(
     share: NodeShare,
     of_job: bool,
 ) -> Iterator[tuple[Lease, int | None]]:
-    """Yield the leases of the job (``of_job``), then those of each guest with its index."""
+    """Yield the leases of the job (``of_job``) and of each guest."""
     if of_job:
         if share.is_exclusive:
             yield Lease(NODE, "alone"), None
