@@ -61,7 +61,7 @@ def claims(site: Site, job: BatchJob, guests: int, index: int) -> Iterator[PoolC
 def keep_addresses(
     site: Site, job: BatchJob, guest: GuestPlan, leased: Iterable[tuple[str, str]]
 ) -> Iterator[PoolClaim]:
-    """Yield claims for the addresses (pool, item) that a restored guest keeps."""
+    """Yield claims for the addresses that a restored guest keeps."""
     had = dict(leased)
     now = {each.pool: each for each in claims(site, job, guest.guests_per_node, guest.index)}
     for name in {**now, **had}:
