@@ -81,7 +81,7 @@ def from_arguments(arguments: Mapping[str, str]) -> OsvRecipe:
         elif key in _WORDS:
             data[key] = value
         elif key != "recipe":
-            raise _refusal(
+            raise Refused(
                 f"option {key}: unknown; known: recipe, loader, min_ram, mounts, libdirs, "
                 "root_share, root_directory, file:PATH, command:NAME, env:NAME"
             )
@@ -89,11 +89,11 @@ def from_arguments(arguments: Mapping[str, str]) -> OsvRecipe:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    with name_errors(f"recipe {path}", fault=_refusal), path.open("rb") as file:
+    with name_errors(f"recipe {path}", fault=Refused), path.open("rb") as file:
         content = file.read(MAX_RECIPE + 1)
     if len(content) > MAX_RECIPE:
-        raise _refusal(f"recipe {path}: is larger than {MAX_RECIPE >> 20} MiB")
-    with name_errors(f"recipe {path}", ValueError, fault=_refusal):
+        raise Refused(f"recipe {path}: is larger than {MAX_RECIPE >> 20} MiB")
+    with name_errors(f"recipe {path}", ValueError, fault=Refused):
         return tomllib.loads(content.decode())
 
 
@@ -101,23 +101,23 @@ def _validate(data: Mapping[str, Any], base: Path) -> OsvRecipe:
     known = {*_PATHS, *_WORDS, *_LISTS, *_TABLES.values()}
     unknown = sorted(set(data) - known)
     if unknown:
-        raise _refusal(f"{unknown[0]}: unknown; known: {', '.join(sorted(known))}")
+        raise Refused(f"{unknown[0]}: unknown; known: {', '.join(sorted(known))}")
     if not isinstance(data.get("loader"), str):
-        raise _refusal("loader: must be the path of OSv's loader-stripped.elf or loader.img")
+        raise Refused("loader: must be the path of OSv's loader-stripped.elf or loader.img")
     files = {_guest_path(path): base / source for path, source in _texts(data, "files").items()}
     commands = _texts(data, "commands")
     for name, line in commands.items():
         _check_command(name, line)
     if len(commands) > _MAX_COMMANDS:
-        raise _refusal(f"commands: there are {len(commands)}, and the limit is {_MAX_COMMANDS}")
+        raise Refused(f"commands: there are {len(commands)}, and the limit is {_MAX_COMMANDS}")
     env = _texts(data, "env")
     fit = {name for name, value in env.items() if not {"\\", "\n"} & set(value)}
     dropped = sorted(set(env) - (fit & set(cmdline.guest_variables(env))))
     if dropped:
-        raise _refusal(f"env: {dropped[0]} is reserved, or has a value that OSv does not support")
+        raise Refused(f"env: {dropped[0]} is reserved, or has a value that OSv does not support")
     mounts = tuple(_guest_path(path) for path in _list(data, "mounts"))
     if any("," in path or len(",".join(mounts)) > _MAX_LABEL for path in mounts):
-        raise _refusal(
+        raise Refused(
             f"mounts: a path contains ',', or the paths exceed {_MAX_LABEL} characters in total"
         )
     root_share, root_directory = _root(data, base, bool(files))
@@ -137,61 +137,57 @@ def _validate(data: Mapping[str, Any], base: Path) -> OsvRecipe:
 def _root(data: Mapping[str, Any], base: Path, files: bool) -> tuple[str, Path | None]:
     share, directory = data.get("root_share", ""), data.get("root_directory")
     if not isinstance(share, str) or (share and not _SHARE.fullmatch(share)):
-        raise _refusal(f"root_share={share!r}: must be the name of a share of the site's config")
+        raise Refused(f"root_share={share!r}: must be the name of a share of the site's config")
     if directory is None:
         if share and files:
-            raise _refusal("files: needs root_directory, a directory of the share for these files")
+            raise Refused("files: needs root_directory, a directory of the share for these files")
         return share, None
     if not isinstance(directory, str) or not share:
-        raise _refusal("root_directory: must be a path, and needs root_share")
+        raise Refused("root_directory: must be a path, and needs root_share")
     return share, base / directory
 
 
 def _min_ram(text: Any) -> int:
-    with name_errors(f"min_ram={text}", ValueError, fault=_refusal):
+    with name_errors(f"min_ram={text}", ValueError, fault=Refused):
         return size_mib(str(text))
 
 
 def _check_command(name: str, line: str) -> None:
     if not script.COMMAND_NAME.fullmatch(name):
-        raise _refusal(f"commands: {name!r}: a name may have letters, digits, '_', '.', '-'")
+        raise Refused(f"commands: {name!r}: a name may have letters, digits, '_', '.', '-'")
     if len(line) > _MAX_LABEL:
-        raise _refusal(f"commands.{name}: is longer than {_MAX_LABEL} characters")
+        raise Refused(f"commands.{name}: is longer than {_MAX_LABEL} characters")
     try:
         found = script.parse(line.encode(), {})
     except Refused as error:
-        raise _refusal(f"commands.{name}: {error.refusals[0].message}") from None
+        raise Refused(f"commands.{name}: {error.refusals[0].message}") from None
     if len(found) != 1 or found[0].end != ";":
-        raise _refusal(f"commands.{name}: must run exactly one program")
+        raise Refused(f"commands.{name}: must run exactly one program")
 
 
 def _guest_path(path: str) -> str:
     pure = PurePosixPath(path)
     if not pure.is_absolute() or ".." in pure.parts or not path.isprintable():
-        raise _refusal(f"{path!r}: must be an absolute path without '..'")
+        raise Refused(f"{path!r}: must be an absolute path without '..'")
     return str(pure)
 
 
 def _table(data: dict[str, Any], name: str) -> dict[str, Any]:
     found = data.setdefault(name, {})
     if not isinstance(found, dict):
-        raise _refusal(f"{name}: must be a table")
+        raise Refused(f"{name}: must be a table")
     return found
 
 
 def _texts(data: Mapping[str, Any], name: str) -> dict[str, str]:
     found = data.get(name, {})
     if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
-        raise _refusal(f"{name}: must be a table of strings")
+        raise Refused(f"{name}: must be a table of strings")
     return found
 
 
 def _list(data: Mapping[str, Any], name: str) -> list[str]:
     found = data.get(name, [])
     if not isinstance(found, list) or not all(isinstance(v, str) for v in found):
-        raise _refusal(f"{name}: must be a list of strings")
+        raise Refused(f"{name}: must be a list of strings")
     return found
-
-
-def _refusal(message: str) -> Refused:
-    return Refused(message)

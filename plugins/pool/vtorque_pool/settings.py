@@ -140,21 +140,11 @@ class Settings:
                 f"max_creating={self.max_creating} and max_failures={self.max_failures} must be at "
                 "least 1"
             )
-        if (
-            min(
-                self.idle_timeout,
-                self.boot_timeout,
-                self.delete_timeout,
-                self.failure_backoff,
-                self.interval,
-                self.timeout,
-            )
-            <= 0
-        ):
-            raise ValueError(
-                "idle_timeout, boot_timeout, delete_timeout, failure_backoff, interval and timeout "
-                "must be more than 0 s"
-            )
+        for name in ("idle", "boot", "delete"):
+            if (seconds := getattr(self, f"{name}_timeout")) <= 0:
+                raise ValueError(f"{name}_timeout={seconds:g} must be more than 0 s")
+        if min(self.failure_backoff, self.interval, self.timeout) <= 0:
+            raise ValueError("failure_backoff, interval and timeout must be more than 0 s")
 
     def shape_of(self, node: str) -> MachineShape | None:
         """Return the shape that lists a node, or None if the node is not in the pool."""
