@@ -9,23 +9,16 @@ import click
 import pytest
 from click.testing import CliRunner
 
+import forked
 import sparing
 from vtorque_core.api import Command, Remote, constant_hook, hookimpl
+from vtorque_core.cli.admin import vtorque
+from vtorque_core.cli.run_click import run
 from vtorque_core.cli.vmgr import vmgr
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.live import command_groups
 
 BIN = Path(sys.executable).parent
-# Like the commands, which take no PYTHONPATH (test_vsub.py, test_entry.py).
-VTORQUE = """
-from vtorque_core.cli.run_click import run
-from vtorque_core.cli.admin import vtorque
-run(vtorque, "vtorque")
-"""
-VMGR = """
-from vtorque_core.cli.vmgr import main
-main()
-"""
 ACME = """
 from vtorque_core.api import Command, hookimpl
 
@@ -47,22 +40,20 @@ def vtorque_commands():
 
 @pytest.fixture
 def call(tmp_path):
-    """Return a function that runs a command with a separate site config."""
+    """Return a function that runs a command in a fork, with a separate site config."""
     config = tmp_path / "vtorque.toml"
     config.write_text(f'[paths]\nstate = "{tmp_path}/state"\nrun = "{tmp_path}/run"\n')
 
-    def run(*argv, **env):
-        environ = {
-            "PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path), "HOME": str(tmp_path), **env,
-        }  # fmt: skip
-        program = [sys.executable, "-c", VTORQUE]
-        if argv[0] == "vmgr":
-            program = [sys.executable, "-c", VMGR, "--config", config]
-        return subprocess.run(
-            [*program, *argv[1:]], capture_output=True, text=True, env=environ, check=False
-        )
+    def call(*argv, **env):
+        def main():
+            sys.path.insert(0, str(tmp_path))  # distributions of the test
+            run({"vmgr": vmgr, "vtorque": vtorque}[argv[0]], argv[0])
 
-    return run
+        given = ["--config", str(config)] if argv[0] == "vmgr" else []
+        environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), **env}
+        return forked.call(main, [argv[0], *given, *argv[1:]], environ, tmp_path)
+
+    return call
 
 
 @pytest.mark.parametrize("program", ["vmgr", "vtorque"])
@@ -145,11 +136,13 @@ def test_broken_plugin_is_named_and_fails_the_listing(call, tmp_path):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[vtorque1]\nacme = acme_bad\n")
-    listing = ("vtorque", "plugins", "--config", str(tmp_path / "vtorque.toml"))
+    config = tmp_path / "vtorque.toml"
+    config.write_text('[plugins]\nenable = ["acme"]\n')
+    listing = ("vtorque", "plugins", "--config", str(config))
     done = call(*listing)
     assert done.returncode == 1
     assert "no_such_module" in done.stdout
-    (tmp_path / "vtorque.toml").write_text('[plugins]\ndisable = ["acme"]\n')
+    config.write_text('[plugins]\ndisable = ["acme"]\n')
     assert call(*listing).returncode == 0
 
 
