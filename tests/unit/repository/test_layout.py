@@ -45,12 +45,20 @@ def imported(path):
     return found
 
 
-def test_plugin_imports_only_the_public_api():
-    others = [
-        f"{path.relative_to(REPO)}: {name}"
-        for path in PLUGINS
+def imported_of_core(path):
+    """Return the core's modules outside of ``PUBLIC`` that a file imports."""
+    if not re.search(r"vtorque_core(\.(?!api\b|live\b)| import)", path.read_text()):
+        return set()
+    return {
+        name
         for name in imported(path)
         if name.startswith("vtorque_core.") and not name.startswith(PUBLIC)
+    }
+
+
+def test_plugin_imports_only_the_public_api():
+    others = [
+        f"{path.relative_to(REPO)}: {name}" for path in PLUGINS for name in imported_of_core(path)
     ]
     assert PLUGINS and others == []
 
@@ -108,12 +116,11 @@ def test_plugin_tests_import_only_the_public_api_or_named_exceptions():
     """Like another author's: ``vtorque_core.api`` and ``.live``, and ``vtorque_testing``."""
     found = {}
     for path in REPO.glob("plugins/*/tests/**/*.py"):
-        names = {name for name in imported(path) if name.startswith("vtorque_core.")}
+        names = imported_of_core(path)
         whole = {n for n in names if not any(other.startswith(f"{n}.") for other in names)}
         for name in whole:
-            if not name.startswith(PUBLIC):
-                plugin = path.relative_to(REPO / "plugins").parts[0]
-                found.setdefault(name.removeprefix("vtorque_core."), set()).add(plugin)
+            plugin = path.relative_to(REPO / "plugins").parts[0]
+            found.setdefault(name.removeprefix("vtorque_core."), set()).add(plugin)
     assert found == CORES_OWN
 
 
@@ -172,7 +179,9 @@ def test_hooks_are_called_through_each_or_collect_only():
 
 
 def test_module_has_at_most_400_lines_of_code():
-    sizes = {str(p.relative_to(REPO)): code_lines(p) for p in CORE + PLUGINS}
+    long = [p for p in CORE + PLUGINS if p.read_text().count("\n") > 400]
+    sizes = {str(p.relative_to(REPO)): code_lines(p) for p in long}
+    assert sizes
     assert {name: size for name, size in sizes.items() if size > 400} == {}
 
 
@@ -180,7 +189,7 @@ def code_lines(path):
     """Return how many lines of a file are code, as cloc counts: no blank, comment or docstring."""
     text = path.read_text()
     said = set()
-    if path.suffix == ".py":
+    if path.suffix == ".py" and '"""' in text:
         for node in statements(path):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
                 node

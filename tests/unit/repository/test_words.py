@@ -1,13 +1,16 @@
 """Words: texts and names use the terms of the field, not a dialect."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 REPO = Path(__file__).parents[3]
+PLUGINS = sorted(REPO.glob("plugins/*/vtorque_*"))
 INSTEAD = {
     r"(?:stands?|stood|standing) still": "suspend, pause",
     r"go(?:es)? on (?:with|as|here|there)\b": "continue, resume, restore",
@@ -36,22 +39,43 @@ INSTEAD = {
 ALLOWED: dict[str, int] = {}
 """Files and how many of these phrases each may have."""
 
-_PHRASES = re.compile("|".join(f"({each})" for each in INSTEAD), re.IGNORECASE)
+_PHRASES = re.compile(rf"\b(?:{'|'.join(f'({each})' for each in INSTEAD)})", re.IGNORECASE)
 
 
-def _strings(path: Path) -> Iterator[str]:
-    """Yield the docstrings and other texts of a module."""
+@dataclass(frozen=True)
+class Module:
+    """Docstrings and other texts of a module, and its public definitions."""
+
+    strings: str
+    functions: tuple[str, ...]
+    classes: tuple[str, ...]
+
+
+@functools.cache
+def _module(path: Path) -> Module:
+    """Parse a module once for all tests, which takes most of their time."""
+    strings, functions, classes = [], [], []
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
-            yield node.value
+        if isinstance(node, ast.Constant):
+            if isinstance(node.value, str) and " " in node.value:
+                strings.append(node.value)
+        elif isinstance(node, ast.FunctionDef):
+            functions.append(node.name)
+        elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            classes.append(node.name)
+    return Module("\n".join(strings), tuple(functions), tuple(classes))
+
+
+def _modules(*tops: Path) -> list[Path]:
+    """Return the modules of the core, and those below other directories."""
+    return [path for top in (REPO / "vtorque_core", *tops) for path in sorted(top.rglob("*.py"))]
 
 
 def _texts() -> Iterator[tuple[Path, str]]:
     for path in (REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted(REPO.glob("doc/*.md"))):
         yield path, path.read_text("utf-8")
-    for top in (REPO / "vtorque_core", REPO / "testing", *sorted(REPO.glob("plugins/*/vtorque_*"))):
-        for path in sorted(top.rglob("*.py")):
-            yield path, "\n".join(_strings(path))
+    for path in _modules(REPO / "testing", *PLUGINS):
+        yield path, _module(path).strings
 
 
 def _found(text: str) -> list[str]:
@@ -91,27 +115,16 @@ RIDDLES = {
 """Names without verb and object, which no public function of the core has."""
 
 
-def _definitions(*kinds: type[ast.AST], core: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield name and file of the public definitions in the core and, by default, the plugins."""
-    plugins = [] if core else sorted(REPO.glob("plugins/*/vtorque_*"))
-    for top in (REPO / "vtorque_core", *plugins):
-        for path in sorted(top.rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                if isinstance(node, kinds) and not (name := str(vars(node)["name"])).startswith(
-                    "_"
-                ):
-                    yield name, str(path.relative_to(REPO))
-
-
 def test_public_functions_of_the_core_have_names_with_verb_or_object():
-    functions = _definitions(ast.FunctionDef, core=True)
-    assert [(name, file) for name, file in functions if name in RIDDLES] == []
+    found = [(path.name, RIDDLES.intersection(_module(path).functions)) for path in _modules()]
+    assert [(file, names) for file, names in found if names] == []
 
 
 def test_public_class_names_are_unique():
     files: dict[str, list[str]] = {}
-    for name, file in _definitions(ast.ClassDef):
-        files.setdefault(name, []).append(file)
+    for path in _modules(*PLUGINS):
+        for name in _module(path).classes:
+            files.setdefault(name, []).append(str(path.relative_to(REPO)))
     twice = {name: each for name, each in files.items() if len(each) > 1}
     assert {name: each for name, each in twice.items() if name not in SHARED_CLASSES} == {}
     assert SHARED_CLASSES.keys() <= twice.keys()
