@@ -143,7 +143,7 @@ def test_installed_command_imports_nothing_from_pythonpath(tmp_path):
     """PYTHONPATH contains a module of the same name as a plugin's."""
     for name in ("vtorque_slurm", "rich"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    (tmp_path / "vtorque.toml").touch()
+    (tmp_path / "vtorque.toml").write_text('[plugins]\nenable = ["slurm"]\n')
     argv = [Path(sys.prefix, "bin", "vtorque"), "plugins", "--config", tmp_path / "vtorque.toml"]
     environ = {"PYTHONPATH": str(tmp_path)}
     subprocess.run(
