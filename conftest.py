@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -94,6 +95,7 @@ _SECONDS = {
     "tests/unit/repository/test_supply.py": 3,
 }
 _BYTES = 12_000  # of other test files, in a second
+_SHORT = 0.05  # seconds
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -228,6 +230,8 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.register_profile("full", max_examples=400, derandomize=False, **common)
         settings.load_profile("full")
     if "PYTEST_XDIST_WORKER" in os.environ:
+        if _has_shares(config):
+            _send_only_results(config)
         from vtorque_core.node.end import teardown  # noqa: PLC0415
 
         teardown._THREADS_END = 0.0
@@ -235,6 +239,23 @@ def pytest_configure(config: pytest.Config) -> None:
             config.option.basetemp = None  # xdist's is the host's, which the machine does not see
     elif _is_quick(config) and not config.option.basetemp and os.geteuid() == 0:
         _files_in_memory(config)
+
+
+def _send_only_results(config: pytest.Config) -> None:
+    """Send no start or end of a test, and no set-up or teardown that was short and passed.
+
+    xdist sends five events for each test, which take as long as the median test.
+    """
+    (worker,) = (p for p in config.pluginmanager.get_plugins() if hasattr(p, "sendevent"))
+    send = worker.sendevent
+
+    def send_result(name: str, **event: Any) -> None:
+        data = event.get("data", {})
+        quiet = data.get("when") in ("setup", "teardown") and data["outcome"] == "passed"
+        if name not in ("logstart", "logfinish") and not (quiet and data["duration"] < _SHORT):
+            send(name, **event)
+
+    worker.sendevent = send_result
 
 
 def _is_quick(config: pytest.Config) -> bool:
