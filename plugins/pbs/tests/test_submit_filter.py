@@ -1,5 +1,6 @@
 """Torque's submit filter: which scripts it changes, and its installation."""
 
+import functools
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +71,9 @@ def test_bare_metal_script_is_not_changed(harness):
 
 
 @pytest.fixture
-def place(tmp_path):
+def place(tmp_path, monkeypatch):
+    """Return an installation whose filter is compiled once in a test."""
+    monkeypatch.setattr(submit_filter, "build", functools.cache(submit_filter.build))
     vsub = tmp_path / "vsub"
     vsub.write_text('#!/bin/sh\necho "$#:$*"; sed s/^/+/\n')
     vsub.chmod(0o755)
@@ -104,13 +107,13 @@ PLAIN = [
 ]
 
 
-@pytest.mark.parametrize("content", PLAIN)
-def test_script_without_vsub_lines_passes_unchanged_without_a_program(tmp_path, place, content):
+def test_script_without_vsub_lines_passes_unchanged_without_a_program(tmp_path, place):
     """Each program costs every plain job a millisecond."""
     path = install(tmp_path, place)
     (tmp_path / "vsub").unlink()
-    done = run(path, content, "-q", "a b", env={"PATH": "/nowhere"})
-    assert (done.returncode, done.stdout, done.stderr) == (0, content, b"")
+    for content in PLAIN:
+        done = run(path, content, "-q", "a b", env={"PATH": "/nowhere"})
+        assert (done.returncode, done.stdout, done.stderr) == (0, content, b"")
 
 
 def test_filter_is_a_static_program(tmp_path, place):
@@ -148,10 +151,10 @@ def test_script_with_vsub_lines_goes_through_vsub(tmp_path, place, end):
     assert f"{tmp_path}/vsub: No such file".encode() in done.stderr
 
 
-@pytest.mark.parametrize("lines", [b"#VSUB\t-vm a=1", b"\n:\n# a\n#VSUB -vm a=1\r\n\0", b"#VSUB "])
-def test_line_before_the_first_command_is_found(tmp_path, place, lines):
-    done = run(install(tmp_path, place), lines)
-    assert done.stdout == b"1:--filter\n+" + lines.replace(b"\n", b"\n+")
+def test_line_before_the_first_command_is_found(tmp_path, place):
+    path = install(tmp_path, place)
+    for lines in (b"#VSUB\t-vm a=1", b"\n:\n# a\n#VSUB -vm a=1\r\n\0", b"#VSUB "):
+        assert run(path, lines).stdout == b"1:--filter\n+" + lines.replace(b"\n", b"\n+")
 
 
 @pytest.mark.parametrize(
@@ -199,12 +202,12 @@ def test_filter_of_the_site_runs_first_and_may_refuse(tmp_path, chained):
     assert run(path, b"#!/bin/sh\ntrue\n").stdout == b"#!/bin/sh\ntrue\n"
 
 
-@pytest.mark.parametrize("content", PLAIN)
-def test_script_without_vsub_lines_is_that_of_the_sites_filter(chained, content):
+def test_script_without_vsub_lines_is_that_of_the_sites_filter(chained):
     path, site = chained
     site.write_text("#!/bin/sh\necho '# site'; cat\n")
-    done = run(path, content, "-q", "a b")
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"# site\n" + content, b"")
+    for content in PLAIN:
+        done = run(path, content, "-q", "a b")
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"# site\n" + content, b"")
 
 
 def test_filter_in_torque_cfg_is_kept(tmp_path, place):
@@ -216,6 +219,7 @@ def test_filter_in_torque_cfg_is_kept(tmp_path, place):
 
 def test_setup_without_compiler_says_what_to_install(tmp_path, place, monkeypatch):
     install(tmp_path, place)
+    monkeypatch.setattr(submit_filter, "build", submit_filter.build.__wrapped__)  # not the cache
     monkeypatch.setenv("PATH", "/nowhere")
     check, *rest = submit_filter.steps(tmp_path, place)
     assert "install gcc" in check.problem
