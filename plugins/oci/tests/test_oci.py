@@ -362,14 +362,14 @@ def test_headers_without_content_count_too(kind: bytes) -> None:
 def test_chains_of_links_are_followed_in_a_bounded_number_of_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(filetree, "MAX_STEPS", 1_000_000)
+    monkeypatch.setattr(filetree, "MAX_STEPS", 200_000)
     chain = [(f"l{n}", "./" * 2000 + f"l{n + 1}", "l") for n in range(39)]
     wide = [(f"w{n}", "d/../" * 800 + f"w{n + 1}", "l") for n in range(39)]
     for links, last in ((chain, "l39"), (wide, "w39")):
         through = [(f"{links[0][0]}/f{n}", b"", "f") for n in range(2000)]
         data = made.layer(("d", b"", "d"), (last, b"", "d"), *links, *through)
         tree = FileTree()
-        with pytest.raises(Refused, match="takes more than 1000000 steps"):
+        with pytest.raises(Refused, match="takes more than 200000 steps"):
             layers.apply(tree, io.BytesIO(data), 0, can_store, Budget())
 
 

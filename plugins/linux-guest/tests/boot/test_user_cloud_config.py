@@ -50,7 +50,7 @@ BAD = {
     "#cloud-config\nruncmd: []\nruncmd: []": "line 3: a key is duplicate or not a string",
     "#cloud-config\n? [a]\n: b": "not a string",
     "#cloud-config\nruncmd: " + "[" * 3000: "nested too deeply",
-    "#cloud-config\nruncmd: [" + "a," * 9000 + "]": "is not a list of at most 200 items",
+    "#cloud-config\nruncmd: [" + "a," * 201 + "]": "is not a list of at most 200 items",
     "#cloud-config\nruncmd: [" + "a," * 11000 + "]": "too long",
     "#cloud-config\nruncmd: {": "line 2: ",
     "#cloud-config\nruncmd: [[]]": "runcmd: a command is empty",
