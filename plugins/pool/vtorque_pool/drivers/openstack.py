@@ -37,7 +37,7 @@ try:
     from openstack.config import OpenStackConfig
     from openstack.exceptions import HttpException, SDKException
 except ImportError:
-    openstack = None  # type: ignore[assignment]
+    openstack = None
 
 # https://docs.openstack.org/api-guide/compute/server_concepts.html
 # A server with any other status (MIGRATING, REBOOT, UNKNOWN, ...) runs or will run again.
