@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from xdist.scheduler import EachScheduling, LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
@@ -229,6 +230,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if "e2e" in config.option.markexpr and "full" not in config.option.markexpr:
         settings.register_profile("full", max_examples=400, derandomize=False, **common)
         settings.load_profile("full")
+    else:  # without the constants of the code: each process would parse all modules
+        providers._get_local_constants = providers.Constants
     if "PYTEST_XDIST_WORKER" in os.environ:
         if _has_shares(config):
             _send_only_results(config)
