@@ -223,9 +223,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return the number of processes of ``-n auto``: 0 (this process only) if e2e tests may run.
 
-    Two for each core, because more than half of the time of a quick test is a wait.
+    Three for each core, because half of the time of a quick test is a wait.
     """
-    return 2 * (os.cpu_count() or 1) if "not e2e" in (config.option.markexpr or "") else 0
+    return 3 * (os.cpu_count() or 1) if "not e2e" in (config.option.markexpr or "") else 0
 
 
 def pytest_configure(config: pytest.Config) -> None:
