@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
@@ -251,6 +252,7 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("full")
     else:  # without the constants of the code: each process would parse all modules
         providers._get_local_constants = providers.Constants
+    _compile_templates_once()
     if "PYTEST_XDIST_WORKER" in os.environ:
         if _has_shares(config):
             _send_only_results(config)
@@ -261,6 +263,22 @@ def pytest_configure(config: pytest.Config) -> None:
             config.option.basetemp = None  # xdist's is the host's, which the machine does not see
     elif _is_quick(config) and not config.option.basetemp and os.geteuid() == 0:
         _files_in_memory(config)
+
+
+def _compile_templates_once() -> None:
+    """Let all environments of a process share compiled templates: each domain has its own one."""
+    compile_template = jinja2.Environment.compile
+    known: dict[Any, Any] = {}
+
+    def compile_once(environment: jinja2.Environment, *template: Any, **how: Any) -> Any:
+        options = (environment.autoescape, environment.undefined, environment.trim_blocks,
+                   environment.lstrip_blocks, environment.keep_trailing_newline)  # fmt: skip
+        key = (*options, *template, *how.items())
+        if key not in known:
+            known[key] = compile_template(environment, *template, **how)
+        return known[key]
+
+    jinja2.Environment.compile = compile_once  # type: ignore[method-assign, assignment]
 
 
 def _send_only_results(config: pytest.Config) -> None:
