@@ -224,9 +224,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return the number of processes of ``-n auto``: 0 (this process only) if e2e tests may run.
 
-    Three for each core, because half of the time of a quick test is a wait.
+    Half of the time of a quick test is a wait. The whole quick run has three processes for each
+    core, since each collects only its share; other runs have two.
     """
-    return 3 * (os.cpu_count() or 1) if "not e2e" in (config.option.markexpr or "") else 0
+    each = 3 if _has_shares(config) else 2
+    return each * (os.cpu_count() or 1) if "not e2e" in (config.option.markexpr or "") else 0
 
 
 def pytest_configure(config: pytest.Config) -> None:
