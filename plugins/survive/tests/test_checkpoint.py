@@ -1308,13 +1308,6 @@ def test_late_failure_of_a_node_is_withdrawn_when_a_guest_has_ended(top, both):
     assert not store.part(FIRST).exists()
 
 
-def test_files_renamed_by_other_nodes_are_not_an_error(tmp_path, monkeypatch):
-    (tmp_path / "a").write_bytes(b"1" * 4096)
-    listed = [tmp_path / "gone", tmp_path / "a"]
-    monkeypatch.setattr(Path, "iterdir", lambda _: iter(listed))
-    assert stored.disk_usage(tmp_path) == (4096, 0)
-
-
 def test_failing_node_is_named_and_all_guests_resume(both, recorded_actions, top, shell):
     shell(both.job)
     recorded_actions.fails = both.other.uuids[1]

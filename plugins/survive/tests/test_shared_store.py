@@ -341,3 +341,10 @@ def test_file_system_visible_to_other_hosts_needs_checkpoints_shared(tmp_path, m
         shared_store.require_private(Settings(checkpoints="/proc"))
     monkeypatch.setattr(shared_store, "require_mounted", lambda _: None)
     shared_store.require_private(Settings(checkpoints="/proc", checkpoints_shared=True))
+
+
+def test_files_renamed_by_other_nodes_are_not_an_error(tmp_path, monkeypatch):
+    (tmp_path / "a").write_bytes(b"1" * 4096)
+    listed = [tmp_path / "gone", tmp_path / "a"]
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter(listed))
+    assert stored.disk_usage(tmp_path) == (4096, 0)
