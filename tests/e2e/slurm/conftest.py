@@ -1,7 +1,11 @@
 """The cluster for every test here."""
 
+import shutil
+import subprocess
+
 import pytest
 
+import client_tools
 import slurm_cluster
 
 CONFIG = "/etc/vtorque/vtorque.toml"
@@ -115,3 +119,29 @@ def own_images(cluster):
         cluster.root(node, "virsh", "-q", "net-destroy", "own")
     for machine in slurm_cluster.MACHINES:
         cluster.root(machine, "mv", f"{CONFIG}.before", CONFIG)
+
+
+@pytest.fixture(scope="module")
+def clients(slurmdbd, request):
+    """Install the tools; return a function that runs a command with them on the submit host."""
+    cluster = slurmdbd
+    in_full = any(item.get_closest_marker("full") for item in request.session.items)
+    kept = client_tools.install("" if in_full else client_tools.QUICK)
+    subprocess.run(["cp", "-a", kept, cluster.home / "clients"], check=True)
+    programs = [each for each in (cluster.home / "clients/bin").iterdir() if each.is_file()]
+    first_line = f"1s|^#!.*/python.*|#!{client_tools.PYTHON}|"
+    subprocess.run(["sed", "-i", first_line, *programs], check=True)
+    client_tools.copy_python(cluster.home / "python")
+    own = [f"{client_tools.HOME}/{each}/bin" for each in ("python", "clients")]
+    path = ":".join([*own, slurm_cluster.PREFIX, "/usr/local/bin:/usr/bin:/bin"])
+    env = {"PYTHONPATH": f"{client_tools.HOME}/clients", "PATH": path}
+
+    def run(*argv, check=True, timeout=1200):
+        return cluster.user(*argv, env=env.items(), machine="login", check=check, timeout=timeout)
+
+    yield run
+    cluster.user(
+        "sh", "-c", "rm -rf .psij .cache .parsl .dask .config .reframe .snakemake .jupyter .local"
+    )
+    for name in ("clients", "python"):
+        shutil.rmtree(cluster.home / name)
