@@ -153,9 +153,14 @@ def _scope(nodeid: str) -> str:
 
 
 class _FileScheduling(LoadScopeScheduling):
-    """Gives a worker that is free the next file, or all files that need the cluster."""
+    """Gives a worker that is free the next file, or all files that need the cluster.
+
+    Long tests are worth a cluster in each machine.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
+        if "not full" not in self.config.option.markexpr and nodeid.startswith(_CLUSTER):
+            return nodeid.partition("::")[0]
         return _scope(nodeid)
 
 

@@ -101,6 +101,7 @@ rule many:
     shell: "sleep 1000"
 rule each:
     output: "each/{number}"
+    resources: runtime=60
     shell: "hostname > {output}"
 """
 # In the guest, the default scheduler would start a solver that needs glibc, which micro lacks.
