@@ -9,7 +9,9 @@ import pytest
 pytestmark = pytest.mark.e2e
 
 REPO = Path(__file__).resolve().parents[2]
-PLACES = ("/etc/vtorque-seen", "/var/lib/vtorque-seen", "/var/spool/torque-seen")
+PLACES = (
+    "/etc/vtorque-seen", "/opt/vtorque-seen", "/var/lib/vtorque-seen", "/var/spool/torque-seen",
+)  # fmt: skip
 COMMAND = Path("/usr/local/bin/vsub-seen")
 
 
