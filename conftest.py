@@ -32,35 +32,42 @@ _LARGE = 4 << 20  # bytes
 _ALL_E2E = re.compile(rb"^pytestmark = (\[[^]]*)?pytest\.mark\.e2e\b", re.MULTILINE)
 
 
-_CLUSTER = "tests/e2e/slurm"  # its files share a cluster
+# Files that share a Slurm cluster; two clusters, because one would be at work after all else.
+_CLUSTER, _OTHER_CLUSTER = "tests/e2e/slurm", "tests/e2e/slurm (second)"
+_OF_OTHER_CLUSTER = re.compile(f"{_CLUSTER}/test_slurm_(own|spank|clients|gen|acc|arch)")
 _SPLIT = "tests/e2e/test_wild_scripts.py"  # each function takes half an hour
-_LONGEST = (
-    _CLUSTER,
-    "tests/e2e/test_warm.py",
+_FIRST = (
+    _CLUSTER,  # the first machine builds the prefix and the image, without which others would wait
     "tests/unit/repository/test_docs_site.py",
-    "tests/e2e/test_bad_start.py",
+    "plugins/survive/tests/test_checkpoint.py",
+    "plugins/survive/tests/test_migration.py",
+    _OTHER_CLUSTER,
+    "tests/e2e/test_warm.py",
     "tests/e2e/test_personal.py",
+    "tests/e2e/test_own_images.py",
     "tests/e2e/test_job.py",
-    "tests/e2e/test_userdisk.py",
-    "tests/e2e/guest_root/test_attacks.py",
+    "tests/e2e/test_bad_start.py",
+    "tests/e2e/test_images.py",
     "tests/e2e/test_faults.py",
+    "tests/e2e/guest_root/test_attacks.py",
+    "tests/e2e/test_userdisk.py",
+    "tests/e2e/test_packet_filter.py",
+    "tests/e2e/test_hypervisor.py",
+    "plugins/joblog/tests/test_sinks_process.py",
+    "tests/e2e/test_guests_of_site.py",
     "tests/e2e/test_user_input.py",
     "tests/e2e/test_user_attacks.py",
-    "tests/e2e/test_images.py",
-    "plugins/pool/tests/test_real_slurm.py",
-    "tests/e2e/test_hypervisor.py",
-    "tests/e2e/test_guests_of_site.py",
-    "tests/e2e/test_setup.py",
-    "tests/e2e/test_packet_filter.py",
-    "tests/e2e/test_log.py",
     "tests/e2e/test_pinning.py",
-    "plugins/pool/tests/test_ec2.py",
-    "plugins/joblog/tests/test_sinks_process.py",
+    "tests/e2e/test_log.py",
     "tests/e2e/test_experiment.py",
-    "tests/e2e/test_virtiofs.py",
-    "tests/e2e/test_suspend.py",
+    "tests/e2e/guest_root/test_attacks_network.py",
+    "plugins/pool/tests/test_ec2.py",
+    "plugins/pool/tests/test_real_slurm.py",
+    "tests/e2e/test_setup.py",
     "tests/e2e/test_telemetry.py",
-)  # each longer than what follows; the other files fill up the machines in the end
+    "tests/e2e/test_suspend.py",
+    "tests/e2e/test_virtiofs.py",
+)  # then each longer than what follows; the other files fill up the machines in the end
 
 # Seconds of the files that take longest in the quick run; those of the others follow from the size.
 _SECONDS = {
@@ -148,12 +155,12 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 def _scope(nodeid: str) -> str:
     if nodeid.startswith(_CLUSTER):
-        return _CLUSTER
+        return _OTHER_CLUSTER if _OF_OTHER_CLUSTER.match(nodeid) else _CLUSTER
     return nodeid.partition("[" if nodeid.startswith(_SPLIT) else "::")[0]
 
 
 class _FileScheduling(LoadScopeScheduling):
-    """Gives a worker that is free the next file, or all files that need the cluster.
+    """Gives a worker that is free the next file, or all files that share a cluster.
 
     Long tests are worth a cluster in each machine.
     """
@@ -220,9 +227,9 @@ def _is_anothers(path: Path, config: pytest.Config) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the longest files first, so that all machines are busy to the end."""
+    """Order the files so that all machines are busy from the begin to the end."""
     if config.option.machines:
-        rank = {name: number for number, name in enumerate(_LONGEST)}
+        rank = {name: number for number, name in enumerate(_FIRST)}
         items.sort(key=lambda item: rank.get(_scope(item.nodeid), len(rank)))
 
 

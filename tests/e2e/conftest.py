@@ -205,7 +205,7 @@ def node():
     assert os.geteuid() == 0, "e2e tests boot guests under libvirt's system daemon: run as root"
     up = subprocess.run(
         [REPO / "scripts/node", "up", "--name", NAME, "--subnet", "10.87.0.0/16"],
-        capture_output=True, check=False, timeout=900, text=True,
+        capture_output=True, check=False, timeout=1100, text=True,
     )  # fmt: skip
     if up.returncode:
         pytest.fail(f"scripts/node up: {up.stdout}{up.stderr}")

@@ -188,7 +188,7 @@ def bring_up():
     assert os.geteuid() == 0, "the cluster's machines are namespaces: run as root"
     up = subprocess.run(
         [REPO / "scripts/cluster", "up", "--name", NAME], capture_output=True, check=False,
-        timeout=600, text=True,
+        timeout=1100, text=True,
     )  # fmt: skip
     if up.returncode:
         pytest.fail(f"scripts/cluster up: {up.stdout}{up.stderr}")
