@@ -16,7 +16,7 @@ def vsub(cluster, *argv):
     return CommandTerminal(cluster.user_command("vsub", *argv, env={"TERM": "xterm"}))
 
 
-@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.full), 2])
+@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_interactive_job_gives_a_shell_in_a_guest(clean, nodes):
     """Prompt, a terminal of the right size, Ctrl-C, exit code; also with guests on two nodes."""
     terminal = vsub(clean, "-I", f"-N{nodes}", "-vm", "ram=256M")

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import slurm_cluster as slurm
+import sparing
 
 pytestmark = pytest.mark.e2e
 
@@ -235,7 +236,7 @@ def idle(cluster, node):
     return cluster.states()[node].split()[0] == "idle"
 
 
-@pytest.mark.parametrize("how", BREAK)
+@pytest.mark.parametrize("how", sparing.each(3, BREAK))
 def test_node_without_plugin_refuses_vm_jobs_and_runs_plain_ones(clean, broken, how):
     """The script never runs on the host: the job waits for another node, and the node stays up."""
     broken(BREAK[how])
