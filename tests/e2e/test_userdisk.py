@@ -124,11 +124,11 @@ def test_second_job_on_the_same_disk_is_refused(two_slots, clean, disk):
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("missing", "does not exist on the node"),
-        ("link", "symbolic link"),
+        pytest.param("missing", "does not exist on the node", marks=pytest.mark.full),
+        pytest.param("link", "symbolic link", marks=pytest.mark.full),
         ("hidden", "Permission denied"),
         ("shared", "belongs to uid"),
-        ("folder", "is a directory"),
+        pytest.param("folder", "is a directory", marks=pytest.mark.full),
     ],
 )
 def test_file_that_is_not_a_disk_of_the_user_is_refused(clean, disk, name, why):

@@ -66,6 +66,7 @@ def test_missing_shell_of_option_S_is_an_error(guest, line):
     )
 
 
+@pytest.mark.full
 def test_missing_interpreter_is_named_with_the_image(guest):
     result = guest.job("#!/usr/bin/python3 -u\nprint(1)\n", "-vm", "ram=256M")
     assert (result.code, result.out) == (127, b"")
