@@ -17,7 +17,7 @@ from collections.abc import Callable
 from vtorque_core.api.children import wait_readable
 from vtorque_core.base.errors import HostFault, Refused, printable
 from vtorque_core.base.run_tool import guard_command, isolate_command
-from vtorque_core.base.seccomp import answer_calls as answer_calls
+from vtorque_core.base.seccomp import deny_calls_command as deny_calls_command
 
 Told = Callable[[int, int], None]
 """A function that gets the progress: (done, total)."""

@@ -6,27 +6,24 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Iterable
-from typing import NamedTuple
+import sys
+from collections.abc import Iterable, Sequence
 
 # seccomp.h of libseccomp: actions, the answer to other architectures' calls, a masked comparison
 _SCMP_ALLOW, _SCMP_ERRNO, _SCMP_KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 _SCMP_FLTATR_ACT_BADARCH, _SCMP_CMP_MASKED_EQ = 2, 7
 
 
-class MaskedValue(NamedTuple):
-    """Condition for an argument of a system call: ``argument & mask == value``."""
-
-    argument: int
-    mask: int
-    value: int
+def deny_calls_command(*calls: str) -> tuple[str, ...]:
+    """Return a command prefix that runs a program for which these system calls fail."""
+    return sys.executable, "-I", "-S", __file__, ",".join(calls)
 
 
-def answer_calls(answers: Iterable[tuple[str | int, int, tuple[MaskedValue, ...]]]) -> None:
+def answer_calls(answers: Iterable[tuple[str | int, int, Sequence[tuple[int, ...]]]]) -> None:
     """Install a seccomp filter that answers system calls with an errno (0: success).
 
-    Each of ``answers`` has a call, its errno, and conditions for its arguments. Executed programs
-    inherit the filter. Calls of other architectures kill the process.
+    Each of ``answers`` has a call, its errno, and conditions: (argument, mask, value). Executed
+    programs inherit the filter. Calls of other architectures kill the process.
     """
     library = ctypes.CDLL("libseccomp.so.2")
     library.seccomp_init.restype = ctypes.c_void_p
@@ -49,3 +46,8 @@ def _number(library: ctypes.CDLL, call: str) -> int:
     if number == -1:
         raise OSError(errno.ENOSYS, f"seccomp filter: libseccomp does not know {call}")
     return number
+
+
+if __name__ == "__main__":
+    answer_calls((call, errno.EPERM, ()) for call in sys.argv[1].split(","))
+    os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606 - as is

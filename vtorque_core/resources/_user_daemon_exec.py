@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple, NoReturn
 
 from vtorque_core.base.qcow2_header import HEADER, check_header
-from vtorque_core.base.seccomp import MaskedValue, answer_calls
+from vtorque_core.base.seccomp import answer_calls
 
 # linux/sched.h
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
@@ -164,15 +164,13 @@ def refuse_setuid() -> None:
     number_of: dict[str | int, int] = {"chmod": 1, "fchmod": 1, "fchmodat": 2, _FCHMODAT2: 2}
     bits = (stat.S_ISUID, stat.S_ISGID)
     answer_calls(
-        (call, errno.EPERM, (MaskedValue(at, bit, bit),))
-        for call, at in number_of.items()
-        for bit in bits
+        (call, errno.EPERM, ((at, bit, bit),)) for call, at in number_of.items() for bit in bits
     )
 
 
 def restrict_disk_calls() -> None:
     """Restrict the system calls of the storage daemon, because it parses guest data."""
-    no_thread = MaskedValue(0, CLONE_THREAD, 0)  # flags & CLONE_THREAD == 0
+    no_thread = (0, CLONE_THREAD, 0)  # flags & CLONE_THREAD == 0
     refused = [(call, errno.EPERM, ()) for call in _NOT_FOR_A_DISK]
     clone = (("clone", errno.EPERM, (no_thread,)), ("clone3", errno.ENOSYS, ()))
     answer_calls([*refused, *clone])  # without clone3, glibc uses clone(2)

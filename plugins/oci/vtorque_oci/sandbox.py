@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import shutil
-import sys
 from collections.abc import Iterable
 
 from vtorque_core.api import HostFault, guard_command, isolate_command, run_tool
+from vtorque_core.api.confined_tool import deny_calls_command
 
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 ENV = {"PATH": _PATH, "LC_ALL": "C", "MALLOC_ARENA_MAX": "2"}
@@ -35,7 +35,9 @@ USER_SANDBOX = (
 )
 """Command prefix of the sandbox of a user without root, see user_namespaces(7)."""
 
-_WITHOUT_KEYS = (sys.executable, "-I", "-m", "vtorque_oci._without_keys")
+# Namespaces do not separate keyrings, and the user's session keyring can contain Kerberos tickets
+# (keyrings(7)).
+_WITHOUT_KEYS = deny_calls_command("add_key", "request_key", "keyctl")
 
 
 def sandbox_command(*argv: str, limits: Iterable[str], package: str) -> list[str]:

@@ -11,25 +11,7 @@ import pytest
 from oci_images import as_directory, layer, layout_files
 from personal_site import PersonalSite
 from registry import Registry
-from vtorque_oci import sandbox
 from vtorque_own_images.cache import Cache, cache_of
-
-
-@pytest.fixture
-def keyring_filter() -> None:
-    """Let the test run programs without keyrings, as jobs do."""
-
-
-@pytest.fixture(autouse=True)
-def _without_keyring_filter(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Start no Python before each program of a conversion, unless the test has the filter.
-
-    Most conversions of tests start three programs. The tests of vtorque-oci cover the filter.
-    """
-    if "keyring_filter" not in request.fixturenames:
-        monkeypatch.setattr(sandbox, "_WITHOUT_KEYS", ())
 
 
 @pytest.fixture

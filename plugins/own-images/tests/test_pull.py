@@ -71,7 +71,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-@pytest.mark.usefixtures("keyring_filter")
 def test_pull_from_registry_merges_layers(
     registry: Registry, layout: Path, images: Cache, site: Any
 ) -> None:
