@@ -62,7 +62,7 @@ def test_user_lists_only_own_checkpoints(paths, store):
         ("41.srv.0", "41.srv", "n1"),
     ]
     assert all(each.size >= 8192 for each in found)
-    assert (listing.place(paths, UID) / listing.FIFO).stat().st_mode & 0o777 == 0o200
+    assert (listing.place(paths, UID) / listing.FIFO).stat().st_mode & 0o777 == 0o600
     assert listing.read_list(paths, UID + 1) == [], "a user without checkpoints has a list"
 
 

@@ -58,7 +58,7 @@ def test_request_is_answered(job, listening_job, text):
 
 def test_fifo_is_writable_by_the_owner_only_and_reused_by_another_watcher(listening_job):
     path, descriptor = listening_job
-    assert path.stat().st_mode & 0o777 == 0o200 and path.stat().st_uid == os.getuid()
+    assert path.stat().st_mode & 0o777 == 0o600 and path.stat().st_uid == os.getuid()
     again = request.listen(path)
     assert os.path.samestat(os.fstat(again), os.fstat(descriptor))
     os.close(again)

@@ -50,7 +50,7 @@ class Fifo(Resource):
     def create(self) -> None:
         """Create the FIFO."""
         with name_errors(f"cannot create {self.path}"):
-            os.mkfifo(self.path, 0o200)
+            os.mkfifo(self.path, 0o600)
             os.chown(self.path, self.uid, -1, follow_symlinks=False)
 
     def release(self) -> None:

@@ -23,7 +23,7 @@ def make(fifo: Path, uid: int) -> None:
     """Create a FIFO to which a job shell writes its state. Only the shell's user may write."""
     with name_errors(f"cannot create {fifo}"):
         if not fifo.exists():
-            os.mkfifo(fifo, 0o200)
+            os.mkfifo(fifo, 0o600)
         os.chown(fifo, uid, -1, follow_symlinks=False)
 
 
