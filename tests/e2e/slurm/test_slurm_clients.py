@@ -92,8 +92,7 @@ print(late and state(late))
 """
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("number", [2, 50])
+@pytest.mark.parametrize("number", [2, pytest.param(50, marks=pytest.mark.full)])
 def test_submitit_runs_an_array_and_cancels(clean, clients, number):
     """An element fails. With 50 of them, another job exceeds its time limit."""
     done = clients("python3", clean.script(SUBMITIT, "tool.py"), str(number))
