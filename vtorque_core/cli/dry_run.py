@@ -15,10 +15,10 @@ from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.libvirt_domain import Disk, Filesystem, Interface
 from vtorque_core.base import kvm, names
 from vtorque_core.config import personal
-from vtorque_core.config.job_limits import Facts, for_job
+from vtorque_core.config.job_limits import Facts
 from vtorque_core.config.job_size import JobGrant
 from vtorque_core.config.load import load
-from vtorque_core.config.policy import check_options
+from vtorque_core.config.policy import check_options, for_job
 from vtorque_core.config.request import Request
 from vtorque_core.config.site_config import Site
 from vtorque_core.live.site_config import site_templates

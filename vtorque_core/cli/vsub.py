@@ -16,7 +16,7 @@ from vtorque_core.base.errors import Refused
 from vtorque_core.base.names import CONFIG_PATH
 from vtorque_core.cli.entry import forget_coerced_locale, report_errors, split_config
 from vtorque_core.config import policy
-from vtorque_core.config.job_limits import facts_of_user, for_job
+from vtorque_core.config.job_limits import facts_of_user
 from vtorque_core.config.job_size import JobGrant
 from vtorque_core.config.load import load
 from vtorque_core.config.option_limits import Limits, effective_default, show_limits
@@ -73,7 +73,7 @@ def submit(argv: Sequence[str]) -> int:
     request = make_request(pairs, plugins.options(), args.shell)
     facts = facts_of_user() if site.limits else {}
     facts |= {name: (value,) for name, value in args.facts.items()}
-    site, plugins = for_job(site, plugins, facts)
+    site, plugins = policy.for_job(site, plugins, facts)
     wanted = check_options(request, site, plugins)
     base = wanted[IMG]
     if is_own_image(base):

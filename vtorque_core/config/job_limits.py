@@ -9,12 +9,12 @@ import grp
 import json
 import os
 import pwd
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from vtorque_core.base.errors import HostFault, printable
+from vtorque_core.base.errors import printable
 from vtorque_core.config import personal
 from vtorque_core.config.option_limits import Limits
 from vtorque_core.config.values import unknown
@@ -22,8 +22,6 @@ from vtorque_core.config.values import unknown
 if TYPE_CHECKING:
     from vtorque_core.api.batch_system import BatchJob
     from vtorque_core.api.guest_plan import JobUser
-    from vtorque_core.config.plugins import Plugins
-    from vtorque_core.config.site_config import Site
 
 OF_BATCH = ("queue", "partition", "account", "qos")
 """Facts of a job that a batch system may report (``BatchSystem.facts``)."""
@@ -95,48 +93,6 @@ def parse_selectors(
             "limits for all jobs belong in [options] and [plugins]"
         )
     return found, problems
-
-
-def for_job(site: Site, plugins: Plugins, facts: Facts) -> tuple[Site, Plugins]:
-    """Return the site config and the plugins for one job.
-
-    If a fact is unknown, an entry of ``[[limits]]`` that uses the fact refuses nothing.
-    """
-    off: dict[str, str] = {}
-    for entry, surely in _applicable(site, facts):
-        for name, on in entry.plugins.items():
-            if on:
-                off.pop(name, None)
-            elif surely:
-                off[name] = site.place(f"limits.{entry.number}.plugins.{name}")
-    return replace(site, options=options_for(site, facts)), plugins.withhold(off)
-
-
-def options_for(site: Site, facts: Facts) -> dict[str, Limits]:
-    options = dict(site.options)
-    for entry, surely in _applicable(site, facts):
-        for key, limits in entry.options.items():
-            options[key] = options[key].override(limits, surely=surely)
-    return options
-
-
-def _applicable(site: Site, facts: Facts) -> Iterator[tuple[Entry, bool]]:
-    """Yield the entries that apply or may apply to a job, with True for those that surely apply."""
-    for entry in site.limits:
-        counts = entry.applies(facts)
-        if counts is not False:
-            yield entry, bool(counts)
-
-
-def require_facts(site: Site, facts: Facts) -> None:
-    """Raise HostFault if ``[[limits]]`` uses a fact that the batch system's hook did not report."""
-    for entry in site.limits:
-        for name in ALWAYS_THERE:
-            if name in entry.jobs and facts[name] == ("",):
-                raise HostFault(
-                    f"the batch system's hook does not report the job's {name}, which {entry} in "
-                    f"{site.path} uses: run vtorque setup install"
-                )
 
 
 def facts_of_job(job: BatchJob, user: JobUser) -> Facts:

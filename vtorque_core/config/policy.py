@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from types import MappingProxyType
@@ -13,8 +13,9 @@ from vtorque_core.api import hooks
 from vtorque_core.api.batch_system import Needs
 from vtorque_core.api.values import Extra, FileData, Image, JobRequest, Option
 from vtorque_core.api.vm_options import IMG, RAM, VCPUS, VMS_PER_NODE, is_own_image
-from vtorque_core.base.errors import Refusal, Refused, VtorqueError, printable
+from vtorque_core.base.errors import HostFault, Refusal, Refused, VtorqueError, printable
 from vtorque_core.config import job_size
+from vtorque_core.config.job_limits import ALWAYS_THERE, Entry, Facts
 from vtorque_core.config.job_size import JobGrant
 from vtorque_core.config.option_limits import Limits, effective_default, refusal
 from vtorque_core.config.request import Request, unknown_key
@@ -25,6 +26,48 @@ if TYPE_CHECKING:
     from vtorque_core.config.site_config import Site
 
 _MAX_MESSAGE = 500  # characters of a plugin's message
+
+
+def for_job(site: Site, plugins: Plugins, facts: Facts) -> tuple[Site, Plugins]:
+    """Return the site config and the plugins for one job.
+
+    If a fact is unknown, an entry of ``[[limits]]`` that uses the fact refuses nothing.
+    """
+    off: dict[str, str] = {}
+    for entry, surely in _applicable(site, facts):
+        for name, on in entry.plugins.items():
+            if on:
+                off.pop(name, None)
+            elif surely:
+                off[name] = site.place(f"limits.{entry.number}.plugins.{name}")
+    return replace(site, options=options_for(site, facts)), plugins.withhold(off)
+
+
+def options_for(site: Site, facts: Facts) -> dict[str, Limits]:
+    options = dict(site.options)
+    for entry, surely in _applicable(site, facts):
+        for key, limits in entry.options.items():
+            options[key] = options[key].override(limits, surely=surely)
+    return options
+
+
+def _applicable(site: Site, facts: Facts) -> Iterator[tuple[Entry, bool]]:
+    """Yield the entries that apply or may apply to a job, with True for those that surely apply."""
+    for entry in site.limits:
+        counts = entry.applies(facts)
+        if counts is not False:
+            yield entry, bool(counts)
+
+
+def require_facts(site: Site, facts: Facts) -> None:
+    """Raise HostFault if ``[[limits]]`` uses a fact that the batch system's hook did not report."""
+    for entry in site.limits:
+        for name in ALWAYS_THERE:
+            if name in entry.jobs and facts[name] == ("",):
+                raise HostFault(
+                    f"the batch system's hook does not report the job's {name}, which {entry} in "
+                    f"{site.path} uses: run vtorque setup install"
+                )
 
 
 def decide(request: Request, site: Site, plugins: Plugins) -> JobRequest:

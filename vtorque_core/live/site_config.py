@@ -10,8 +10,6 @@ from vtorque_core.config import schema as schema
 from vtorque_core.config.job_limits import OF_BATCH as OF_BATCH
 from vtorque_core.config.job_limits import Facts as Facts
 from vtorque_core.config.job_limits import facts_of_user as facts_of_user
-from vtorque_core.config.job_limits import for_job as for_job
-from vtorque_core.config.job_limits import options_for as options_for
 from vtorque_core.config.load import load as load
 from vtorque_core.config.load import open_config as open_config
 from vtorque_core.config.option_limits import Limits as Limits
@@ -22,6 +20,8 @@ from vtorque_core.config.plugins import BUILTIN as BUILTIN
 from vtorque_core.config.plugins import Plugins as Plugins
 from vtorque_core.config.plugins import installed_plugins as installed_plugins
 from vtorque_core.config.plugins import owner as owner
+from vtorque_core.config.policy import for_job as for_job
+from vtorque_core.config.policy import options_for as options_for
 from vtorque_core.config.site_config import MAX_BYTES as MAX_BYTES
 from vtorque_core.config.site_config import Raw as Raw
 from vtorque_core.config.site_config import Site as Site

@@ -26,7 +26,7 @@ class JobContext:
     """The planner's information about a job, the site and the node.
 
     Attributes:
-        site: config with the limits of this job (:func:`vtorque_core.config.job_limits.for_job`).
+        site: config with the limits of this job (:func:`vtorque_core.config.policy.for_job`).
         machine: the node's hardware; None on a submit host.
         granted: resources that the batch system granted on this node.
     """

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from vtorque_core.api.values import Extra, Image, hookimpl
 from vtorque_core.api.vm_options import RAM, VCPUS, VMS_PER_NODE
 from vtorque_core.base.errors import ConfigError, Refused
-from vtorque_core.config.job_limits import for_job
 from vtorque_core.config.job_size import JobGrant
 from vtorque_core.config.policy import (
     check_options,
     check_share,
+    for_job,
     needs,
     resolve,
     vcpus_on,
