@@ -1,8 +1,12 @@
 """The service of the embedded batch system: its end, its queue, and hostile clients."""
 
 import contextlib
+import ctypes
+import functools
 import json
+import operator
 import os
+import select
 import shutil
 import signal
 import socket
@@ -25,6 +29,7 @@ from vtorque_local.mom import JobPrograms
 from vtorque_local.node import LocalNode
 from vtorque_local.service import LocalService, Setup
 from vtorque_local.submitter import LocalSubmitter
+from vtorque_testing.faults import run_in_child
 
 pytestmark = pytest.mark.e2e
 
@@ -270,6 +275,22 @@ def test_queue_of_an_older_layout_continues_its_numbers(site):
     assert not (site.spool / "counter").exists()
     assert site.submit("-W", "block=true", "-o", "out", site.script("#!/bin/sh\necho hi\n")) == 0
     assert site.hook("epilogue", f"8.{HOST}")[9] == "0"
+
+
+def test_signal_just_before_the_wait_for_events_ends_it(tmp_path):
+    """No Python code runs between signal and wait, so the handler has not been called yet."""
+    programs = JobPrograms(("true",), ("true",), ("true",))
+    service = LocalService(Setup(tmp_path / "run", tmp_path / "spool", programs, ("true",)))
+
+    def work():
+        service.open()
+        epoll = select.epoll()
+        epoll.register(service._wake, select.EPOLLIN)
+        send = functools.partial(ctypes.CDLL(None)["raise"], signal.SIGTERM.value)
+        came = [*map(operator.call, (send, functools.partial(epoll.poll, LONG)))]
+        assert came == [0, [(service._wake, select.EPOLLIN)]]
+
+    assert not run_in_child(work).error
 
 
 def test_descriptors_of_clients_do_not_reach_root_processes(site, tmp_path):

@@ -80,7 +80,9 @@ class LocalService:
         self._ended: queue.SimpleQueue[tuple[QueueEntry, bool]] = queue.SimpleQueue()
         self._served: dict[int, int] = {}  # uid: number of its last start
         self._reaped = self._stopping = False
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Signals, too, write to this pipe (signal.set_wakeup_fd): a handler in Python does not end
+        # the wait for events if the signal arrives just before that wait.
+        self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def open(self) -> None:
         """Lock the spool and open the socket. Raise HostFault if another service is running."""
@@ -95,6 +97,7 @@ class LocalService:
         self._listen()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.stop())
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
 
     def serve(self) -> None:
         """Run until the idle time or :meth:`stop`. End running jobs; queued jobs stay queued."""
@@ -123,7 +126,11 @@ class LocalService:
     def stop(self) -> None:
         """Start no more jobs, and make :meth:`serve` return."""
         self._stopping = True
-        os.eventfd_write(self._wake, 1)
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # the pipe is full, so it wakes the service
+            os.write(self._waker, b"\0")
 
     def submit(self, client: LocalClient, want: order.LocalSubmission) -> str:
         """Queue a job, or the tasks of an array. Return the id."""
@@ -230,7 +237,7 @@ class LocalService:
     def _reap(self) -> None:
         mom.run_root(self.setup.reap)
         self._reaped = True
-        os.eventfd_write(self._wake, 1)
+        self._wake_up()
 
     def _wait_event(self) -> bool:
         """Wait for an event, or until a waiting job must be retried.
@@ -249,7 +256,7 @@ class LocalService:
         return bool(came) or not idle
 
     def _handle_wake(self) -> None:
-        os.eventfd_read(self._wake)
+        os.read(self._wake, 4096)
         with contextlib.suppress(queue.Empty):
             while True:
                 entry, done = self._ended.get_nowait()
@@ -383,7 +390,7 @@ class LocalService:
             except Exception:  # a bug must not occupy the slot forever
                 traceback.print_exc()
             self._ended.put((entry, done))
-            os.eventfd_write(self._wake, 1)
+            self._wake_up()
 
         entry.again = 0.0
         self._working.add(entry)
