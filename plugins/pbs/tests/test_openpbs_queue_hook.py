@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pbs_harness import OpenPbsHarness
+from pbs_harness import OpenPbsHarness, apply_steps, undo_steps
 from vtorque_admin.steps import Check
 from vtorque_core.api import UsageError
 from vtorque_core.api.batch_system import Needs
@@ -214,16 +214,10 @@ def test_uninstall_restores_a_site_with_hooks_of_all_events(harness):
     node._settings = replace(node._settings, vm_queues=("vm:ram=2G",))
     place = Installation(harness.root / "vtorque", Path("/e/vtorque.toml"), Path(SHELL))
     for _ in range(2):
-        steps = node.setup_steps(place)
-        assert not [step.problem for step in steps if isinstance(step, Check) and step.problem]
-        for step in steps:
-            if not isinstance(step, Check):
-                step.apply()
+        apply_steps(node, place)
         found = harness.pbs.state()["hooks"]
         assert len(found) == 2 * len(events) and found.items() > hooks_of_site.items()
-        for step in reversed(node.setup_steps(place)):
-            if not isinstance(step, Check):
-                step.undo()
+        undo_steps(node, place)
         assert (tree(root), state_of(harness)) == (before, state)
 
 

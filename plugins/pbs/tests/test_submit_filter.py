@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pbs_harness import TorqueHarness
-from vtorque_admin.steps import Check
+from pbs_harness import TorqueHarness, apply_steps, undo_steps
 from vtorque_core.api import HostFault
 from vtorque_core.api.batch_system import Needs
 from vtorque_core.api.setup_steps import Installation
@@ -258,14 +257,8 @@ def test_uninstall_restores_a_site_with_its_own_filter_and_hooks(harness, end):
     place = Installation(root / "bin/vtorque", root / "vtorque.toml", root / "bin/jobshell")
     before = tree(root)
     for _ in range(2):
-        steps = node.setup_steps(place)
-        assert not [step.problem for step in steps if isinstance(step, Check) and step.problem]
-        for step in steps:
-            if not isinstance(step, Check):
-                step.apply()
+        apply_steps(node, place)
         assert b"\n#vtorque#  SUBMITFILTER " in config.read_bytes()
         assert str(own).encode() in (root / "bin" / submit_filter.NAME).read_bytes()
-        for step in reversed(node.setup_steps(place)):
-            if not isinstance(step, Check):
-                step.undo()
+        undo_steps(node, place)
         assert tree(root) == before

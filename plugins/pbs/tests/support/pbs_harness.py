@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from quick_python import shebang
+from vtorque_admin.steps import Check
 from vtorque_core.api import Paths
 from vtorque_core.api.batch_system import Outcome
 from vtorque_pbs import plugin
@@ -238,3 +239,19 @@ class OpenPbsHarness(PbsHarness):
         ]
         script = found["script"] or ""
         return contract.StartedJob(tuple(hooks), self._shell(job_id, found, names, script)[1])
+
+
+def apply_steps(node, place):
+    """Apply the setup steps of a node adapter, none of which may report a problem."""
+    steps = node.setup_steps(place)
+    assert not [step.problem for step in steps if isinstance(step, Check) and step.problem]
+    for step in steps:
+        if not isinstance(step, Check):
+            step.apply()
+
+
+def undo_steps(node, place):
+    """Undo the setup steps of a node adapter, in reverse order."""
+    for step in reversed(node.setup_steps(place)):
+        if not isinstance(step, Check):
+            step.undo()
