@@ -252,10 +252,9 @@ def adopt_domain(
 ) -> None:
     """Add a job's devices, metadata and CPUs to a warm (paused) domain, and resume it.
 
-    The last device is attached after ``attached`` and the resume, and signals that the others are
-    present.
-    ``metadata`` is XML, its prefix and its namespace. ``cpus`` has True for each host CPU that
-    vCPUs and emulator may use; empty: any.
+    Calls ``attached`` before the resume. The last device follows it, and signals that the others
+    are present. ``metadata`` is XML, its prefix and its namespace. ``cpus`` has True for each host
+    CPU that vCPUs and emulator may use; empty: any.
     """
     live = library().VIR_DOMAIN_AFFECT_LIVE
 
