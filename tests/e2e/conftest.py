@@ -24,6 +24,7 @@ NAME = "vtorque-e2e"
 REPO = Path(__file__).resolve().parents[2]
 USER, OTHER = "vte2e1", "vte2e2"
 GROUP = "vte2eg"
+FAILED = pytest.StashKey[bool]()
 TAP = "vt[0-9a-f]{12}"  # a guest's NIC on the host, and its packet filter
 
 
@@ -228,11 +229,23 @@ def _empty_home():
         Node().empty_home()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Keep a test's failure for its fixtures."""
+    report = yield
+    if report.failed:
+        item.stash[FAILED] = True
+    return report
+
+
 @pytest.fixture
-def clean(node):
+def clean(node, request):
     """Fail the test if it leaves anything of a job on the host."""
     before = node.footprint()
     yield node
+    if FAILED in request.node.stash:  # the steps that end its jobs may be missing: do not wait
+        node.cancel_all()
+        node.root("vtorque", "reap", "--config", str(node.config), check=False)
     if left := node.left(before):
         node.cancel_all()
         node.left(before)
