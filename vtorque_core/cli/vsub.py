@@ -16,7 +16,6 @@ from vtorque_core.base.errors import Refused
 from vtorque_core.base.names import CONFIG_PATH
 from vtorque_core.cli.entry import forget_coerced_locale, report_errors, split_config
 from vtorque_core.config import policy
-from vtorque_core.config.job_limits import facts_of_user
 from vtorque_core.config.job_size import JobGrant
 from vtorque_core.config.load import load
 from vtorque_core.config.option_limits import Limits, effective_default, show_limits
@@ -71,7 +70,7 @@ def submit(argv: Sequence[str]) -> int:
             return 0
         return submitter.submit(args, None, None)
     request = make_request(pairs, plugins.options(), args.shell)
-    facts = facts_of_user() if site.limits else {}
+    facts = policy.facts_of_user() if site.limits else {}
     facts |= {name: (value,) for name, value in args.facts.items()}
     site, plugins = policy.for_job(site, plugins, facts)
     wanted = check_options(request, site, plugins)

@@ -8,20 +8,14 @@ from __future__ import annotations
 import grp
 import json
 import os
-import pwd
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vtorque_core.base.errors import printable
-from vtorque_core.config import personal
 from vtorque_core.config.option_limits import Limits
 from vtorque_core.config.values import unknown
-
-if TYPE_CHECKING:
-    from vtorque_core.api.batch_system import BatchJob
-    from vtorque_core.api.guest_plan import JobUser
 
 OF_BATCH = ("queue", "partition", "account", "qos")
 """Facts of a job that a batch system may report (``BatchSystem.facts``)."""
@@ -93,21 +87,6 @@ def parse_selectors(
             "limits for all jobs belong in [options] and [plugins]"
         )
     return found, problems
-
-
-def facts_of_job(job: BatchJob, user: JobUser) -> Facts:
-    told = {name: (str(getattr(job, name)),) for name in OF_BATCH}
-    return {**told, "user": (user.name,), "group": tuple(name for name, _ in user.groups)}
-
-
-def facts_of_user(name: str = "") -> dict[str, tuple[str, ...]]:
-    """Return a user's name and groups, the facts known before submission.
-
-    Empty ``name``: the caller.
-    """
-    account = pwd.getpwnam(name) if name else personal.account()
-    groups = groups_of(account.pw_name, account.pw_gid)
-    return {"user": (account.pw_name,), "group": tuple(name for name, _ in groups)}
 
 
 def groups_of(user: str, gid: int) -> tuple[tuple[str, int], ...]:

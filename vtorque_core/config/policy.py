@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
@@ -14,18 +15,35 @@ from vtorque_core.api.batch_system import Needs
 from vtorque_core.api.values import Extra, FileData, Image, JobRequest, Option
 from vtorque_core.api.vm_options import IMG, RAM, VCPUS, VMS_PER_NODE, is_own_image
 from vtorque_core.base.errors import HostFault, Refusal, Refused, VtorqueError, printable
-from vtorque_core.config import job_size
-from vtorque_core.config.job_limits import ALWAYS_THERE, Entry, Facts
+from vtorque_core.config import job_size, personal
+from vtorque_core.config.job_limits import ALWAYS_THERE, OF_BATCH, Entry, Facts, groups_of
 from vtorque_core.config.job_size import JobGrant
 from vtorque_core.config.option_limits import Limits, effective_default, refusal
 from vtorque_core.config.request import Request, unknown_key
 
 if TYPE_CHECKING:
+    from vtorque_core.api.batch_system import BatchJob
+    from vtorque_core.api.guest_plan import JobUser
     from vtorque_core.api.strategies import ImageSource
     from vtorque_core.config.plugins import Plugins
     from vtorque_core.config.site_config import Site
 
 _MAX_MESSAGE = 500  # characters of a plugin's message
+
+
+def facts_of_job(job: BatchJob, user: JobUser) -> Facts:
+    told = {name: (str(getattr(job, name)),) for name in OF_BATCH}
+    return {**told, "user": (user.name,), "group": tuple(name for name, _ in user.groups)}
+
+
+def facts_of_user(name: str = "") -> dict[str, tuple[str, ...]]:
+    """Return a user's name and groups, the facts known before submission.
+
+    Empty ``name``: the caller.
+    """
+    account = pwd.getpwnam(name) if name else personal.account()
+    groups = groups_of(account.pw_name, account.pw_gid)
+    return {"user": (account.pw_name,), "group": tuple(name for name, _ in groups)}
 
 
 def for_job(site: Site, plugins: Plugins, facts: Facts) -> tuple[Site, Plugins]:

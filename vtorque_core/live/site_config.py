@@ -9,7 +9,6 @@ from vtorque_core.base.names import CONFIG_PATH as CONFIG_PATH
 from vtorque_core.config import schema as schema
 from vtorque_core.config.job_limits import OF_BATCH as OF_BATCH
 from vtorque_core.config.job_limits import Facts as Facts
-from vtorque_core.config.job_limits import facts_of_user as facts_of_user
 from vtorque_core.config.load import load as load
 from vtorque_core.config.load import open_config as open_config
 from vtorque_core.config.option_limits import Limits as Limits
@@ -20,6 +19,7 @@ from vtorque_core.config.plugins import BUILTIN as BUILTIN
 from vtorque_core.config.plugins import Plugins as Plugins
 from vtorque_core.config.plugins import installed_plugins as installed_plugins
 from vtorque_core.config.plugins import owner as owner
+from vtorque_core.config.policy import facts_of_user as facts_of_user
 from vtorque_core.config.policy import for_job as for_job
 from vtorque_core.config.policy import options_for as options_for
 from vtorque_core.config.site_config import MAX_BYTES as MAX_BYTES

@@ -20,9 +20,8 @@ from vtorque_core.api.values import Option, hookimpl
 from vtorque_core.api.vm_options import IMG, RAM, VCPUS
 from vtorque_core.base.errors import ConfigError, HostFault, Refused
 from vtorque_core.base.sizes import count
-from vtorque_core.config.job_limits import facts_of_job, facts_of_user
 from vtorque_core.config.plugins import Plugins
-from vtorque_core.config.policy import decide, for_job, require_facts
+from vtorque_core.config.policy import decide, facts_of_job, facts_of_user, for_job, require_facts
 from vtorque_core.config.request import Request
 from vtorque_core.config.site_config import build, parse_toml, problems
 from vtorque_jobs.explain import report

@@ -14,9 +14,8 @@ from click.testing import CliRunner
 from vtorque_core.base.errors import ConfigError, Refused
 from vtorque_core.base.names import Paths
 from vtorque_core.config import personal
-from vtorque_core.config.job_limits import facts_of_user
 from vtorque_core.config.load import load, load_paths
-from vtorque_core.config.policy import check_options
+from vtorque_core.config.policy import check_options, facts_of_user
 from vtorque_core.config.request import make_request
 from vtorque_core.live.images import check_pool, root_site
 from vtorque_core.node.start.attempt import StartAttempt

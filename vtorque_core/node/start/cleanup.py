@@ -11,9 +11,8 @@ from collections.abc import Iterable
 from vtorque_core.api.batch_system import BatchJob, JobState, NodeAdapter
 from vtorque_core.api.guest_plan import JobUser
 from vtorque_core.base.errors import VtorqueError
-from vtorque_core.config.job_limits import facts_of_job
 from vtorque_core.config.plugins import Plugins
-from vtorque_core.config.policy import for_job
+from vtorque_core.config.policy import facts_of_job, for_job
 from vtorque_core.config.site_config import Site
 from vtorque_core.node.end.reap import notify, reap, release_job
 from vtorque_core.node.end.teardown import TeardownReport, teardown

@@ -24,7 +24,6 @@ from vtorque_core.api.vm_options import KEEP, LOG, SHOW_LOG, VM_EPILOGUE, VM_PRO
 from vtorque_core.base.errors import HostFault, InUse, Refused
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.config import policy
-from vtorque_core.config.job_limits import facts_of_job
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.request import read as read_request
 from vtorque_core.config.site_config import Site
@@ -85,7 +84,7 @@ def start_job(
         raise HostFault(f"the batch system does not report all data of the job: {job.unknown}")
     request = read_request(job.blob)
     user = job_user(job.owner, site)
-    facts = facts_of_job(job, user)
+    facts = policy.facts_of_job(job, user)
     policy.require_facts(site, facts)
     site, plugins = policy.for_job(site, plugins, facts)
     wanted = replace(policy.check_options(request, site, plugins), nodes=len(job.nodes))
