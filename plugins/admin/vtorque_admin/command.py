@@ -24,6 +24,9 @@ _MARKS = {"ok": ("ok", "green"), "warning": ("warn", "yellow"), "failed": ("FAIL
 @click.group()
 def setup() -> None:
     """Prepare this node for guests, or undo the preparation."""
+
+
+def _require_root() -> None:
     if os.geteuid() != 0:
         raise UsageError("vtorque setup changes the node: run it as root")
 
@@ -41,6 +44,7 @@ def install(config: Path, batch: str | None, dry_run: bool, secret_from_stdin: b
     Idempotent: completed steps are skipped. If a step fails, fix the problem that it reports and
     run the command again. Exit code 0 when the node is ready.
     """
+    _require_root()
     site, plugins = load(config, node=True, new=True)
     batch = site.batch.system if batch is None else batch
     plugins.batch_system(batch)
@@ -58,6 +62,7 @@ def uninstall(config: Path, purge: bool) -> None:
     Restores the files that the installation changed, byte for byte. Files that were edited
     afterwards are kept and reported. Fails while jobs run.
     """
+    _require_root()
     site, plugins = load(config, node=True, new=True)
     steps.require_idle(site, spares=False)
     setup_batch.uninstall(site, plugins, config, click.echo)

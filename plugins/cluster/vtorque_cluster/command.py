@@ -43,6 +43,9 @@ def cluster() -> None:
 
     The exit code is 0 if all nodes succeeded. Otherwise fix the problems and repeat the command.
     """
+
+
+def _require_root() -> None:
     if os.geteuid() != 0:
         raise UsageError("vtorque cluster changes the nodes: run it as root")
 
@@ -55,6 +58,7 @@ def cluster() -> None:
 @click.option("--dry-run", is_flag=True, help="Print what would be done, without doing it.")
 def install(nodes: str, config: Path | None, fanout: int, batch: str, dry_run: bool) -> None:
     """Run vtorque setup install on the nodes; all get the site secret of this host."""
+    _require_root()
     site, _ = site_and_installation(config)
     secret = b"" if dry_run else _site_secret(site.paths)
     words = ["install", "--batch", batch, "--dry-run" if dry_run else "--secret-from-stdin"]
@@ -68,6 +72,7 @@ def install(nodes: str, config: Path | None, fanout: int, batch: str, dry_run: b
 @click.option("--purge", is_flag=True, help="Also remove images, site secret and config.")
 def uninstall(nodes: str, config: Path | None, fanout: int, purge: bool) -> None:
     """Run vtorque setup uninstall on the nodes. It fails on nodes where jobs run."""
+    _require_root()
     words = ["uninstall", *(["--purge"] if purge else [])]
     _setup(nodes, words, config, b"", fanout, show_all=False)
 
@@ -82,6 +87,7 @@ def doctor(nodes: str, config: Path | None, fanout: int) -> None:
     Secrets and ids must be the same on all nodes. Nodes with the same failure are listed together.
     The exit code is 1 if anything failed.
     """
+    _require_root()
     place = ["--config", str(config.absolute())] if config else []
     argv, names = [_program("vtorque"), "doctor", "--json", *place], nodes_of(nodes)
     found = find_differences(_run(names, argv, b"", fanout, on_nodes.COMMAND_TIMEOUT, whole=True))

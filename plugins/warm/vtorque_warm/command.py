@@ -25,11 +25,15 @@ from vtorque_warm.service import note
 @click.pass_context
 def warm(context: click.Context, config: Path | None, as_json: bool) -> None:
     """Show the warm guests of this node, with age, size and state. Root only."""
-    if os.geteuid() != 0:
-        raise UsageError("only root can run vtorque warm: ask your administrator")
     context.obj = config
     if context.invoked_subcommand is None:
+        _require_root()
         _show(config, as_json)
+
+
+def _require_root() -> None:
+    if os.geteuid() != 0:
+        raise UsageError("only root can run vtorque warm: ask your administrator")
 
 
 def _show(config: Path | None, as_json: bool) -> None:
@@ -77,6 +81,7 @@ def drop(config: Path | None, keys: tuple[str, ...]) -> None:
 
     The service of warm guests then boots new ones.
     """
+    _require_root()
     paths = service.paths(config)
     known = [each.key for each in spares.warm_guests(paths)]
     for key in keys:
@@ -90,6 +95,7 @@ def drop(config: Path | None, keys: tuple[str, ...]) -> None:
 @click.pass_obj
 def start(config: Path | None) -> None:
     """Start the service that keeps warm guests, unless it is running."""
+    _require_root()
     site, _ = service.site_and_installation(config)
     click.echo("started" if ensure(site.paths, site.path) else "the service is already running")
 
@@ -101,4 +107,5 @@ def stop(config: Path | None) -> None:
 
     The next job restarts the service.
     """
+    _require_root()
     end_all(service.paths(config))
