@@ -18,14 +18,13 @@ def test_limit_of_a_nic_does_not_depend_on_the_order_of_nics(monkeypatch):
 
     A filter without a guard has no limit on a node that does not track connections yet.
     """
-    monkeypatch.setattr(guest_resources, "root_disks", lambda *_: [])
     monkeypatch.setattr(guest_resources, "daemons", lambda *_: [])
     nics = [
         Interface("lab", "bridge", "br7", "52:54:00:00:00:01"),
         Interface("main", "network", "vtorque", "52:54:00:00:00:02"),
     ]
     guest = SimpleNamespace(merged=SimpleNamespace(lists=lambda _: nics))
-    filters = list(guest_resources._guest_resources(guest, Site(), GUARD))
+    filters = list(guest_resources._helpers(guest, Site(), GUARD))
     assert [type(each) for each in filters] == [Netfilter, Netfilter]
     assert [each.guard for each in filters] == [GUARD, GUARD]
     assert {each.connections for each in filters} == {Site().network.max_connections}

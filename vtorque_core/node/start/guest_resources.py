@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Literal
 
@@ -25,6 +26,8 @@ from vtorque_core.resources.lease import ImageUse
 from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.resources.user_disk import ServedDisk, UserDisk
 from vtorque_core.resources.virtiofs_daemon import ServedDirectory, Virtiofsd, file_limit
+
+_AT_ONCE = 8  # threads; each mostly waits for a process that it has started
 
 
 def domain_spec(
@@ -108,13 +111,20 @@ def acquire_all(start: StartAttempt, prepared: Sequence[GuestSpec], *, guard: bo
             netfilter.load(script)  # otherwise the filters of the NICs load it
     for each in prepared:
         tops = (Tree(str(top), mode=0o711) for top in (each.plan.state_dir, each.plan.run_dir))
-        own = chain(tops, _guest_resources(each, start.site, guards))
-        start.acquire_all(own, guest=each.plan)
+        start.acquire_all(chain(tops, root_disks(each, start.site)), guest=each.plan)
+    _acquire_helpers(start, prepared, guards)
+    for each in prepared:
         start.acquire_all(each.resources, guest=each.plan, acting=each.owner)
 
 
-def _guest_resources(each: GuestSpec, site: Site, guards: str) -> Iterable[Resource]:
-    yield from root_disks(each, site)
+def _acquire_helpers(start: StartAttempt, prepared: Sequence[GuestSpec], guards: str) -> None:
+    wanted = [(one, each.plan) for each in prepared for one in _helpers(each, start.site, guards)]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(lambda pair: start.acquire(*pair), wanted))  # an error cancels what waits
+
+
+def _helpers(each: GuestSpec, site: Site, guards: str) -> Iterable[Resource]:
+    """Return processes and packet filters of a guest. They do not need each other."""
     yield from daemons(each)
     for nic in each.merged.lists(Interface):
         if nic.filtered:
