@@ -52,6 +52,7 @@ class JobHeader:
 
     Attributes:
         plugins: distribution and version of each participating plugin (``"vtorque-warm 2.0"``).
+        ending: plugins that implement ``vtorque_teardown``; None in journals of older versions.
         off: plugins that ``[[limits]]`` disable for the job.
         spare: name of the process that keeps this warm guest; empty for a job.
     """
@@ -62,6 +63,7 @@ class JobHeader:
     boot: str = field(default_factory=boot_id)
     core: str = __version__
     whole_node: bool = False
+    ending: tuple[str, ...] | None = None
     off: tuple[str, ...] = ()
     spare: str = ""
 
@@ -317,6 +319,7 @@ def _parse_header(line: dict[str, Any]) -> JobHeader:
         boot=str(line["boot"]),
         core=str(line["core"]),
         whole_node=line.get("whole_node") is True,
+        ending=None if line.get("ending") is None else tuple(line["ending"]),
         off=tuple(line.get("off", ())),
         spare=str(line.get("spare", "")),
     )

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import time
+import types
 
 import pytest
 from click.testing import CliRunner
@@ -17,13 +18,14 @@ from vtorque_core.api.job_files import File
 from vtorque_core.base import trust
 from vtorque_core.base.errors import UsageError
 from vtorque_core.base.locks import job_lock
+from vtorque_core.base.names import JobAttempt
 from vtorque_core.cli.reap import reap as command
 from vtorque_core.config import site_config
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.node.end import reap as reap_module
 from vtorque_core.node.end import teardown
 from vtorque_core.node.end.reap import reap, reap_until_clean, release_job
-from vtorque_core.records.reading import journals
+from vtorque_core.records.reading import JobHeader, journals
 
 
 def reaped(paths, lives, batch="local", **more):
@@ -31,6 +33,20 @@ def reaped(paths, lives, batch="local", **more):
     site = dataclasses.replace(site, batch=dataclasses.replace(site.batch, system=batch))
     results = reap(site, lambda ids: lives, lambda _: loaded(), **more)
     return {(r.job, r.attempt): r for r in results}
+
+
+@pytest.mark.parametrize(
+    ("ending", "wanted"),
+    [(("telemetry",), {"telemetry", "linux-guest"}), (None, {"telemetry", "linux-guest", "snap"})],
+)
+def test_only_plugins_that_a_teardown_needs_are_loaded(monkeypatch, ending, wanted):
+    plugins = dict.fromkeys(("linux-guest", "snap", "telemetry"), "1.0")
+    header = JobHeader(JobAttempt("1", 0, "u", 1), "local", plugins, ending=ending)
+    assert JobHeader.line(header)["ending"] == ending
+    open_records = [types.SimpleNamespace(plugin=name) for name in ("core", "linux-guest")]
+    monkeypatch.setattr(Plugins, "load", lambda *, node, only: (node, only))
+    state = types.SimpleNamespace(header=header, open=open_records)
+    assert reap_module.plugins_of(state) == (True, wanted)
 
 
 def test_reaper_releases_only_jobs_that_are_gone(paths, start, tmp_path, monkeypatch):

@@ -72,7 +72,11 @@ class ReapResult:
 
 
 def plugins_of(state: JournalState) -> Plugins:
-    return Plugins.load(node=True, only=frozenset(state.header.plugins))
+    """Load the job's plugins that the teardown needs. Loading all takes four times as long."""
+    wanted = frozenset(state.header.plugins)
+    if state.header.ending is not None:
+        wanted &= {*state.header.ending, *(record.plugin for record in state.open)}
+    return Plugins.load(node=True, only=wanted)
 
 
 def release_job(

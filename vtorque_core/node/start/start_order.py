@@ -58,6 +58,7 @@ def header(attempt: JobAttempt, job: BatchJob, site: Site, plugins: Plugins) -> 
         batch=site.batch.system,
         plugins={name: plugins.distributions[name] for name in plugins.names},
         whole_node=job.whole_node,
+        ending=tuple(n for n in plugins.names if "vtorque_teardown" in plugins.hooks_of(n)),
         off=tuple(plugins.withheld),
     )
 
