@@ -21,3 +21,5 @@ CORE_KINDS: dict[str, type[CoreResource]] = {
         Virtiofsd, UserDisk, MountResource, Netfilter, Lease, SpareUse,
     )
 }  # fmt: skip
+HELPERS = frozenset({DaemonProcess.kind, Netfilter.kind, UserDisk.kind, Virtiofsd.kind})
+"""Kinds of a guest's processes and packet filters. They do not need each other."""

@@ -224,6 +224,7 @@ class Netfilter(CoreResource):
     """
 
     kind = "netfilter"
+    blocking = True  # so that it is released beside a guest's other helpers
     needs_root = True
     tap: str
     mac: str

@@ -15,6 +15,7 @@ from patience import LONG, eventually, with_more_time
 from processes import alive
 from vtorque_core.api import children
 from vtorque_core.api.children import Child
+from vtorque_core.api.daemon_process import DaemonProcess
 from vtorque_core.api.job_files import File, Tree
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base import hypervisor
@@ -27,6 +28,7 @@ from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, journals, read
 from vtorque_core.resources.domain import Domain
 from vtorque_core.resources.lease import Lease, SpareUse
+from vtorque_core.resources.netfilter import Netfilter
 
 
 def numbers(outcomes):
@@ -263,6 +265,25 @@ def test_guests_are_destroyed_concurrently(paths, start, domains, tmp_path):
     assert teardown(journal.path, paths, loaded()).clean
     assert list(domains.iterdir()) == []
     assert not list(tmp_path.glob("g*"))
+
+
+def test_helpers_of_a_guest_are_released_concurrently(paths, start, domains, tmp_path, monkeypatch):
+    """None has ended before the release of each has begun, and the domain has ended before."""
+    journal = start()
+    helpers = [Netfilter("vt0", "52:54:00:00:00:01"), DaemonProcess(("p",), str(tmp_path / "lock"))]
+    for each in helpers:
+        monkeypatch.setattr(type(each), "create", lambda _: None)
+
+        def release(resource):
+            assert list(domains.iterdir()) == []
+            (tmp_path / f"{resource.kind}.helper").touch()
+            eventually(lambda: len([*tmp_path.glob("*.helper")]) == len(helpers))
+
+        monkeypatch.setattr(type(each), "release", release)
+        journal.acquire(each, plugin="core", phase="pre-boot", guest=0)
+    journal.take(domain(0), guest=0)
+    (tmp_path / "at_once").write_text("0")
+    assert teardown(journal.path, paths, loaded()).clean
 
 
 def test_domain_that_does_not_end_keeps_all_resources_of_its_guest(paths, start, domains, tmp_path):

@@ -33,6 +33,7 @@ def test_resources_that_survive_a_reboot_are_known():
         "virtiofsd",
         "userdisk",
         "mount",
+        "netfilter",
         "spare",
     }
 

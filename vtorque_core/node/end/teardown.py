@@ -4,8 +4,9 @@ Needs only the journal: no plan, site config or batch system.
 
 1. Plugins in the journal run ``vtorque_teardown``.
 2. A record is released after all later records of its guest and of the whole job. A guest's leases
-   are released last. Records of different guests are released in parallel. Plugin code and blocking
-   releases run in a child with a time limit.
+   are released last. Records of different guests are released in parallel, and so are the core's
+   processes and packet filters of a guest. Plugin code and blocking releases run in a child with a
+   time limit.
 3. If the release of a record fails, the record and the records that it needs stay open.
 4. When no record is open, the journal is deleted.
 """
@@ -51,7 +52,7 @@ from vtorque_core.records.reading import (
     try_read,
     walk,
 )
-from vtorque_core.resources.kinds import CORE_KINDS
+from vtorque_core.resources.kinds import CORE_KINDS, HELPERS
 
 RELEASE_TIMEOUT = 30.0  # seconds for one record; the default of [node] release_timeout
 DEADLINE = 60.0  # seconds for all; the default of [node] teardown_timeout
@@ -274,7 +275,8 @@ class _Teardown:
                 if record.kind == LEASE and together:
                     return False  # also leases acquired while the guest ran
                 continue
-            if other.seq > record.seq and (together or record.seq in other.needs):
+            apart = {record.kind, other.kind} <= HELPERS and record.plugin == other.plugin == CORE
+            if other.seq > record.seq and ((together and not apart) or record.seq in other.needs):
                 return False
         return True
 
