@@ -235,7 +235,7 @@ from dask.distributed import Client
 from dask_jobqueue import SLURMCluster
 LATE
 with SLURMCluster(
-    cores=1, memory="1 GiB", walltime="00:03:00", death_timeout=600, nanny=False,
+    cores=1, memory="1 GiB", walltime="00:05:00", death_timeout=600, nanny=False,
     job_extra_directives=["--vm=ram=512M", "--constraint=vtorque"],
     scheduler_options={"host": "SUBMIT_HOST"}, log_directory="dask",
 ) as cluster, Client(cluster) as client:
@@ -255,7 +255,7 @@ from parsl.providers import SlurmProvider
 vm = "#SBATCH --vm=ram=512M\\n#SBATCH --constraint=vtorque"
 provider = SlurmProvider(
     "main", init_blocks=1, max_blocks=1, cores_per_node=1, mem_per_node=1,
-    walltime="00:03:00", exclusive=False, scheduler_options=vm,
+    walltime="00:05:00", exclusive=False, scheduler_options=vm,
 )
 executor = HighThroughputExecutor(
     address="SUBMIT_HOST", max_workers_per_node=1, provider=provider, encrypted=False,

@@ -152,7 +152,7 @@ class SlurmWorld:
         path = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
         done = subprocess.run(
             ["nsenter", "-a", "-t", self._pid, "--", "env", "-i", path, "HOME=/root", *argv],
-            capture_output=True, text=True, timeout=120, check=False, cwd="/",
+            capture_output=True, text=True, timeout=600, check=False, cwd="/",
         )  # fmt: skip
         assert not check or done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
         return done.stdout
