@@ -140,6 +140,12 @@ def _in_a_machine(config: pytest.Config) -> bool:
     return bool(config.option.machines) and hasattr(config, "workerinput")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests of root's work for other users."""
+    if os.geteuid() and item.get_closest_marker("root"):
+        pytest.skip("checks what root does")
+
+
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Start the workers of ``--machines``: each is a Python that scripts/machine runs."""
     if config.option.machines and not _in_a_machine(config):

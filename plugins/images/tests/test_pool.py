@@ -211,7 +211,7 @@ def test_missing_pool_is_a_host_fault(tmp_path: Path) -> None:
         lookup(tmp_path / "none", "m")
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o775, 0o757])
+@pytest.mark.parametrize("mode", [0o777, pytest.param(0o775, marks=pytest.mark.root), 0o757])
 def test_pool_that_others_can_write_is_refused(pool: Path, mode: int) -> None:
     put(pool, "m")
     pool.chmod(mode)
@@ -294,6 +294,7 @@ def test_missing_file_is_refused(pool: Path) -> None:
         lookup(pool, "m")
 
 
+@pytest.mark.root
 def test_copied_pool_is_usable_after_root_verified_it(
     pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ def test_log_is_followed_to_its_end(paths, tmp_path):
     assert [line[-1] for line in shown.output.splitlines()] == ["t", "0", "1", "2"]
 
 
+@pytest.mark.root
 def test_console_of_a_running_guest_is_shown(paths, tmp_path, monkeypatch):
     """The console is shown to root, and to an owner who may read it."""
     job = JobAttempt("42.srv", 0, "ada", os.getuid() + 1)

@@ -124,6 +124,7 @@ def test_console_of_root_passes_both_ways_and_restores_the_terminal(tmp_path, le
     os.close(inner)
 
 
+@pytest.mark.root
 def test_console_of_root_without_a_guest_is_reported(call_vmgr, monkeypatch):
     running = types.SimpleNamespace(
         job=call_vmgr.job, kept=call_vmgr.place, guests=[types.SimpleNamespace(index=1)]
@@ -139,7 +140,9 @@ def test_console_of_root_without_a_guest_is_reported(call_vmgr, monkeypatch):
     )
 
 
-@pytest.mark.parametrize(("uid", "terminal"), [(1000, True), (0, False)])
+@pytest.mark.parametrize(
+    ("uid", "terminal"), [(1000, True), pytest.param(0, False, marks=pytest.mark.root)]
+)
 def test_owner_and_caller_without_a_terminal_watch_the_console(
     call_vmgr, monkeypatch, uid, terminal
 ):

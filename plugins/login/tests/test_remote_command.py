@@ -89,6 +89,7 @@ def test_batch_system_runs_the_command_on_the_first_node(site):
     assert site.steps == [("7.srv", "n1", line, False)]
 
 
+@pytest.mark.root
 @pytest.mark.parametrize(("reads", "left"), [(False, b"8\n9\n"), (True, b"")])
 def test_command_that_reads_no_input_leaves_standard_input_unread(site, tmp_path, reads, left):
     """``while read id; do vmgr logs $id; done`` stopped after one job: srun reads all input."""
@@ -324,6 +325,7 @@ def test_file_of_an_admin_gets_unchanged_bytes(runuser, tmp_path):
     assert opened.read_text().startswith("pipe:")
 
 
+@pytest.mark.root
 @pytest.mark.parametrize(
     ("command", "uid", "owners"),
     [("ssh", 65534, True), ("ssh", 0, False), ("console", 65534, False)],

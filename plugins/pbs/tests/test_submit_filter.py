@@ -242,6 +242,7 @@ def test_default_filter_below_torques_prefix_is_kept(tmp_path):
     assert found == tmp_path / "libexec/qsub_filter"
 
 
+@pytest.mark.root
 @pytest.mark.parametrize("end", ["", "\n"])
 def test_uninstall_restores_a_site_with_its_own_filter_and_hooks(harness, end):
     """All steps of a node, twice in a row: the site's files keep their bytes and modes."""

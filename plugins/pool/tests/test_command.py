@@ -134,6 +134,7 @@ def test_lines_for_slurm_conf_are_printed(site):
     assert "PrivateData=cloud" in lines
 
 
+@pytest.mark.root
 @pytest.mark.parametrize(
     ("words", "streams", "code", "said"),
     [

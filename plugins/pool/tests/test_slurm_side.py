@@ -200,6 +200,7 @@ def test_other_nodes_of_the_site_are_never_ended(site):
     assert "SuspendExcNodes=cloud[1-3]:1,n[1-3]" in slurm_conf.lines(site.settings, site.conf)
 
 
+@pytest.mark.root
 @pytest.mark.parametrize("end", ["", "\n", "# x", "\\"])
 def test_repeated_setup_and_uninstall_restores_slurm_conf(site, tmp_path, end):
     before = site.conf.read_bytes() + end.encode()

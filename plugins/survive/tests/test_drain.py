@@ -225,6 +225,7 @@ def test_resume_none_is_recorded_at_the_start(node, every):
     assert job.kept.facts()["begins_again"] is True
 
 
+@pytest.mark.root
 @pytest.mark.parametrize(("left", "code"), [(False, 0), (True, 1)])
 def test_drain_command_prints_results(node, monkeypatch, left, code):
     started(node, asked="" if left else "3600")

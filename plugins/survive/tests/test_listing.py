@@ -182,6 +182,7 @@ def test_interrupted_removal_is_hidden_and_finished_later(paths, store):
         listing.remove(store, "43.srv.0")
 
 
+@pytest.mark.root
 def test_checkpoints_command_lists_and_removes(paths, store, monkeypatch):
     made(store, "42.srv.0")
     listing.publish(paths, store)

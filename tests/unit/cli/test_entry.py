@@ -267,8 +267,8 @@ def code(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
-        (".", 0o777), ("bin", 0o775), ("bin/python3", 0o666), ("vtorque_core", 0o757),
-        ("vtorque_core/cli", 0o777), ("vtorque_core/cli/hook.py", 0o646),
+        (".", 0o777), pytest.param("bin", 0o775, marks=pytest.mark.root), ("bin/python3", 0o666),
+        ("vtorque_core", 0o757), ("vtorque_core/cli", 0o777), ("vtorque_core/cli/hook.py", 0o646),
     ],
 )  # fmt: skip
 def test_code_that_others_can_write_is_not_run(code, name, mode):

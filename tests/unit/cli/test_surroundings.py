@@ -459,7 +459,10 @@ def test_commands_of_every_plugin_are_tried(site):
     assert {"vmgr images pull", "vtorque doctor", "vmgr ps"} <= declared <= found
 
 
-PROGRAMS = ["hook --config {} prologue", "jobshell --config {}"]
+PROGRAMS = [
+    pytest.param("hook --config {} prologue", marks=pytest.mark.root),
+    "jobshell --config {}",
+]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -78,7 +78,7 @@ def vsub(tmp_path, site):
     ("is_own", "path", "said"),
     [
         (True, None, "vsub: using the site config {config}\n"),
-        (False, None, ""),
+        pytest.param(False, None, "", marks=pytest.mark.root),
         (True, "other.toml", ""),
     ],
 )

@@ -56,6 +56,7 @@ def found(config, wanted):
     return sorted(job.id for job in kept_jobs.jobs(config, wanted))
 
 
+@pytest.mark.root
 @pytest.mark.parametrize(
     ("wanted", "jobs"),
     [("22", ["22[0].srv", "22[1].srv"]), ("22[]", ["22[0].srv", "22[1].srv"]),
@@ -77,6 +78,7 @@ def test_word_selects_matching_jobs(node, wanted, jobs):
             kept_jobs.jobs(config, wanted)
 
 
+@pytest.mark.root
 def test_last_attempt_has_a_place_for_each_node(node):
     config, there = node
     there.places = [keep(config, "5.srv", "there", node="n1", said="copy"),
@@ -94,6 +96,7 @@ def test_last_attempt_has_a_place_for_each_node(node):
     assert [place.key for place in job.places] == ["5.srv.1"] and job.changed == 9
 
 
+@pytest.mark.root
 def test_job_with_damaged_facts_is_found_by_its_file_name(node):
     config, _ = node
     (keep(config, "5.srv").directory / "job.json").write_text("{")
@@ -113,6 +116,7 @@ def test_failing_plugin_loses_only_its_own_places(node, capsys):
     assert "returned str" in capsys.readouterr().err
 
 
+@pytest.mark.root
 def test_users_find_their_own_jobs_and_root_all_jobs_of_the_node(node, monkeypatch):
     config, there = node
     there.places = [keep(config, "7.srv", "there")]
@@ -138,6 +142,7 @@ class Queue:
         return [JobInfo("8.srv", "a", "ada", "R"), JobInfo("9.srv", "b", "ada", "Q")]
 
 
+@pytest.mark.root
 def test_ps_lists_ended_jobs_on_request(node, monkeypatch):
     config, there = node
     keep(config, "5.srv", name="crystal", started=100.0, ended=3765.0, status="3")

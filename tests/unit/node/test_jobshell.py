@@ -463,6 +463,7 @@ def test_after_script_hook_is_not_called_if_the_script_did_not_run(job):
     assert job.after == []
 
 
+@pytest.mark.root
 def test_drivers_are_imported_while_guests_start(job):
     """Imports after READY would delay the job, so everything is imported before."""
     proofs.write(job.paths, replace(READY, state="starting", deadline=time.monotonic() + 60))

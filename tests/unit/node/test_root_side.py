@@ -200,6 +200,7 @@ def test_batch_service_closes_files_of_its_starter(tmp_path):
         subprocess.run([*command, "stop", "--config", config], check=True, timeout=180)
 
 
+@pytest.mark.root
 def test_hook_uses_a_fixed_environment():
     """LIBVIRT_LOG_OUTPUTS once made root write a file of that name."""
     probe = (

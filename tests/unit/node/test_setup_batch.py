@@ -308,6 +308,7 @@ def test_manual_step_is_reported_before_any_change(node):
     assert node.listing() == before
 
 
+@pytest.mark.root
 def test_failing_step_names_the_fix_and_the_next_run_continues(node):
     node.install()
     node.config.unlink()
@@ -494,6 +495,7 @@ def test_plugin_without_steps_does_not_stop_the_uninstall(node):
     assert not (node.cluster.top / "prologue").exists()
 
 
+@pytest.mark.root
 @pytest.mark.parametrize(
     ("words", "batch"), [((), "torque"), (("--batch", "local"), "local"), (("--batch", ""), None)]
 )

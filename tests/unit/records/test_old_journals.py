@@ -90,7 +90,11 @@ def test_old_journal_is_appended_to(paths):
     assert read(path).phases[-1].name == "teardown"
 
 
-SOURCES = (("restored", "31.vm.0"), ("migrated", "32.vm.1"), ("with_warm_guest", "1.0"))
+SOURCES = (
+    ("restored", "31.vm.0"),
+    ("migrated", "32.vm.1"),
+    pytest.param("with_warm_guest", "1.0", marks=pytest.mark.root),
+)
 """Jobs whose guests did not boot, as journaled by the core before boot sources existed."""
 
 

@@ -480,6 +480,7 @@ while :; do sleep 0.1; done
 """
 
 
+@pytest.mark.root
 @pytest.mark.parametrize(
     ("system", "code"),
     sparing.each(2, [("torque", -signal.SIGTERM), ("openpbs", -signal.SIGTERM), ("local", 0)]),
