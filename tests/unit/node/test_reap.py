@@ -49,6 +49,20 @@ def test_only_plugins_that_a_teardown_needs_are_loaded(monkeypatch, ending, want
     assert reap_module.plugins_of(state) == (True, wanted)
 
 
+def test_plugins_are_chosen_by_what_a_start_acquired_before_it_was_killed(paths, start, tmp_path):
+    journal, chosen = start("gone"), []
+    journal.take(AcmeCard(str(tmp_path / "first")))
+
+    def alive(_):
+        journal.take(AcmeCard(str(tmp_path / "second")))
+        return {"gone": JobState.GONE}
+
+    site = dataclasses.replace(site_config.Site(), paths=paths)
+    site = dataclasses.replace(site, batch=dataclasses.replace(site.batch, system="local"))
+    (result,) = reap(site, alive, lambda state: chosen.append(len(state.open)) or loaded())
+    assert (result.action, chosen) == ("released", [2])
+
+
 def test_reaper_releases_only_jobs_that_are_gone(paths, start, tmp_path, monkeypatch):
     monkeypatch.setattr(reap_module, "_LOCK", 0.0)
     for job in ("alive", "gone", "unknown", "silent", "starting"):

@@ -206,7 +206,8 @@ def _release(
                 return "would release", "", None
             if state.header.spare and (left_alone := _skip_reason(state, paths)):
                 return left_alone
-            report = tear(state.path, paths, plugins_for(state))
+            # Read again: the start may have acquired more before it ended.
+            report = tear(state.path, paths, plugins_for(try_read(state.path) or state))
     except Busy as error:
         return "busy", str(error), None
     except JournalError as error:
