@@ -85,7 +85,7 @@ class NodeProcess(DaemonProcess):
         while self._is_locked(descriptor):
             if time.monotonic() > end:
                 raise HostFault(f"lock {self.lock} is held by a process that cannot be found")
-            for process in reversed([*Path("/proc").glob("[0-9]*")]):  # probably a new one
+            for process in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError):
                     if f" {device}:{file.st_ino} " in (process / "fdinfo/0").read_text():
                         return int(process.name)
