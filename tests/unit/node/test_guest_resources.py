@@ -1,11 +1,13 @@
 """The resources of a guest that the core acquires."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 from vtorque_core.api.boot_source import ColdBoot
 from vtorque_core.api.libvirt_domain import Disk, Filesystem, Interface
+from vtorque_core.base.errors import HostFault
 from vtorque_core.config.site_config import Site
 from vtorque_core.node.start import guest_resources
 from vtorque_core.resources.netfilter import Netfilter
@@ -67,3 +69,20 @@ def test_job_with_own_image_is_refused_if_its_files_cannot_be_opened(tmp_path, s
 def test_guest_of_own_image_cannot_leave_setuid_files_in_shares(tmp_path, source):
     (service,) = daemons_of(tmp_path, HOME, source=source)
     assert service.nosuid is bool(source)
+
+
+def test_helper_that_fails_fails_the_start_when_the_others_have_ended(monkeypatch):
+    failing, ended = threading.Event(), []
+
+    def acquire(helper, _):
+        if helper == "bad":
+            failing.set()
+            raise HostFault("no filter")
+        assert failing.wait(60)
+        ended.append(helper)
+
+    monkeypatch.setattr(guest_resources, "_helpers", lambda *_: ["slow", "bad"])
+    start, guest = SimpleNamespace(site=Site(), acquire=acquire), SimpleNamespace(plan=None)
+    with pytest.raises(HostFault, match="no filter"):
+        guest_resources._acquire_helpers(start, [guest], "")
+    assert ended == ["slow"]

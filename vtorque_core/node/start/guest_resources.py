@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -26,8 +27,6 @@ from vtorque_core.resources.lease import ImageUse
 from vtorque_core.resources.netfilter import Netfilter
 from vtorque_core.resources.user_disk import ServedDisk, UserDisk
 from vtorque_core.resources.virtiofs_daemon import ServedDirectory, Virtiofsd, file_limit
-
-_AT_ONCE = 8  # threads; each mostly waits for a process that it has started
 
 
 def domain_spec(
@@ -119,8 +118,9 @@ def acquire_all(start: StartAttempt, prepared: Sequence[GuestSpec], *, guard: bo
 
 def _acquire_helpers(start: StartAttempt, prepared: Sequence[GuestSpec], guards: str) -> None:
     wanted = [(one, each.plan) for each in prepared for one in _helpers(each, start.site, guards)]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        list(pool.map(lambda pair: start.acquire(*pair), wanted))  # an error cancels what waits
+    # Each thread mostly waits for a process, which uses the CPUs of the start.
+    with ThreadPoolExecutor(min(8, 2 * len(os.sched_getaffinity(0)))) as pool:
+        list(pool.map(lambda pair: start.acquire(*pair), wanted))
 
 
 def _helpers(each: GuestSpec, site: Site, guards: str) -> Iterable[Resource]:
