@@ -21,7 +21,8 @@ def find_errors(plugins: Plugins, name: str) -> Iterator[str]:
     """Yield the errors in the source of a loaded plugin, with module and line."""
     modules = plugins.modules_of(name)
     packages = {module.__name__.partition(".")[0] for module in modules} - _OURS
-    known = {each.item for each in plugins.each(hooks.vtorque_resources)}
+    returned = plugins.each(hooks.vtorque_resources)
+    known = {each.item for each in returned if each.plugin == name}
     for called, file in sorted(item for package in packages for item in _files(package)):
         text = file.read_bytes()
         if b"acquire" in text or _PRIVATE.search(text):

@@ -76,6 +76,13 @@ BROKEN = {
         def vtorque_pre_boot(job):
             job.acquire(Card("/x"))
         """, r"{module}, line {}: acquires Card, which vtorque_resources does", "    job"),
+    "resource of another plugin": ("node", """
+        from vtorque_telemetry.process import Sampler
+
+        @hookimpl
+        def vtorque_pre_boot(job):
+            job.acquire(Sampler(("x",)))
+        """, r"{module}, line {}: acquires Sampler, which vtorque_resources does", "    job"),
     "private import": ("plugin", """
         from vtorque_core.config.site_config import Site
         """, r"{module}, line {}: imports vtorque_core.config.site_config.Site", "from vt"),
@@ -99,7 +106,7 @@ def list_errors(tmp_path, monkeypatch):
     """Return a function that installs a plugin of two halves, and returns the message about it."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(plugins, "_costs", {})  # another test's plugin has the same name
-    (tmp_path / "site.toml").write_text('[plugins]\nenable = ["acme", "local"]\n')
+    (tmp_path / "site.toml").write_text('[plugins]\nenable = ["acme", "local", "telemetry"]\n')
 
     def run(**halves):
         info = tmp_path / "acme_tools-2.5.dist-info"
