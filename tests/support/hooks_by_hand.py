@@ -25,14 +25,15 @@ from vtorque_pbs import convention as pbs
 # "count" prints the names of all steps; "N" dies at step N, "NAME" at the first step of that name,
 # "NAME+S" is killed S seconds after that step, by another process.
 _DRIVER = """
-import os, signal, subprocess, sys
+import os, signal, subprocess, sys, threading
 from vtorque_core.records import journal
-spec, seen = sys.argv.pop(1), []
+spec, seen, lock = sys.argv.pop(1), [], threading.Lock()
 wanted, _, delay = spec.partition("+")
 def step(name):
-    seen.append(name)
-    if wanted not in (name, str(len(seen))) or seen.count(name) > 1 and wanted == name:
-        return
+    with lock:
+        seen.append(name)
+        if wanted not in (name, str(len(seen))) or seen.count(name) > 1 and wanted == name:
+            return
     print(name, flush=True)
     if not delay:
         os.kill(os.getpid(), signal.SIGKILL)
