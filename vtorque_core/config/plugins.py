@@ -236,8 +236,7 @@ class Plugins:
     def withhold(self, withheld: Mapping[str, str]) -> Plugins:
         """Return a view of the plugins for a job, in which ``withheld`` plugins are disabled.
 
-        Acquire the job's resources only with this view. The prologue writes its plugins to the
-        journal header, and teardown loads only these.
+        Acquire the job's resources only with this view. Teardown loads only its plugins.
         """
         view = copy.copy(self)
         view.withheld = dict(withheld)

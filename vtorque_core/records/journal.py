@@ -3,7 +3,8 @@
 The journal is ``<state>/journal/<job key>.jsonl``: JSON lines, owned by root, mode 0600. The field
 ``op`` is the kind of a line. Kinds and their other fields:
 
-    job       The first line. Fields: schema, core, boot, id, attempt, owner, uid, batch, plugins.
+    job       The first line. Fields: schema, core, boot, id, attempt, owner, uid, batch, plugins,
+              ending.
     acquire   A resource, written and fsynced before its create() runs. Fields: seq, plugin, kind,
               scope, guest, needs, phase, args, t, clock (CLOCK_MONOTONIC).
     created   The resource's create() has returned. Fields: seq.

@@ -52,7 +52,7 @@ class JobHeader:
 
     Attributes:
         plugins: distribution and version of each participating plugin (``"vtorque-warm 2.0"``).
-        ending: plugins that implement ``vtorque_teardown``; None in journals of older versions.
+        ending: plugins with ``vtorque_teardown``; None in older journals.
         off: plugins that ``[[limits]]`` disable for the job.
         spare: name of the process that keeps this warm guest; empty for a job.
     """

@@ -72,9 +72,8 @@ class ReapResult:
 
 
 def plugins_of(state: JournalState) -> Plugins:
-    """Load the job's plugins that the teardown needs. Loading all takes four times as long."""
     wanted = frozenset(state.header.plugins)
-    if state.header.ending is not None:
+    if state.header.ending is not None:  # loading all takes four times as long
         wanted &= {*state.header.ending, *(record.plugin for record in state.open)}
     return Plugins.load(node=True, only=wanted)
 

@@ -124,10 +124,9 @@ def teardown(
 
     Acquires the job's lock unless this process holds it. Forks, so no other thread may run.
 
-    ``plugins`` are those that the journal names, even if disabled. ``release_timeout``: seconds for
-    one record. ``deadline``: seconds for all records. ``abandon`` has numbers of records that are
-    only marked as released. ``keep`` is the path of a file that is not removed; the journal then
-    stays, too.
+    ``release_timeout``: seconds for one record. ``deadline``: seconds for all. ``abandon`` has
+    numbers of records that are only marked as released. ``keep`` is the path of a file that is not
+    removed; then the journal stays.
     """
     end = time.monotonic() + deadline
     with job_lock(paths, lock_name(journal_path), deadline):

@@ -124,8 +124,7 @@ def _acquire_helpers(start: StartAttempt, prepared: Sequence[GuestSpec], guards:
 
 
 def _helpers(each: GuestSpec, site: Site, guards: str) -> Iterable[Resource]:
-    """Return processes and packet filters of a guest. They do not need each other."""
-    yield from daemons(each)
+    yield from daemons(each)  # no helper needs another one
     for nic in each.merged.lists(Interface):
         if nic.filtered:
             limit = site.network.max_connections
