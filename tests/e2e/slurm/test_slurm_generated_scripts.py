@@ -131,6 +131,34 @@ def test_nextflow_submits_polls_and_cancels(clean):
         empty(clean)
 
 
+@pytest.mark.full
+def test_nextflow_submits_50_tasks_at_once(clean):
+    """The first tasks run to their end, and the others are canceled together, as after Ctrl-C."""
+    nextflow = Nextflow(clean)
+    try:
+        (clean.home / "reads.txt").write_text("ACGT\n")
+        tasks = [nextflow.task(f"task{number}", COUNT) for number in range(50)]
+        subprocess.run(["chown", "-R", f"{slurm.UID}:{slurm.UID}", clean.home], check=True)
+        jobs = {nextflow.submit(each): each for each in tasks}
+        assert len(jobs) == len(tasks)
+
+        def states():
+            return {job: state for job, state in nextflow.states().items() if job in jobs}
+
+        clean.wait(lambda: "CD" in states().values(), what="the first task")
+        assert states().keys() == jobs.keys()
+        nextflow.user("scancel", *jobs)
+        clean.wait(lambda: {*states().values()} <= {"CD", "CA"}, what="the end of all tasks")
+        ended = states()
+        assert len(ended) == len(tasks)
+        for task in (jobs[job] for job, state in ended.items() if state == "CD"):
+            assert (task / ".exitcode").read_text() == "0"
+            assert (task / "counts.txt").read_text().strip() == "4"
+            assert re.search(r"^vn\d$", (task / ".command.log").read_text(), re.MULTILINE)
+    finally:
+        empty(clean)
+
+
 LAUNCHERS = """#!/bin/bash
 #SBATCH --ntasks=2
 #SBATCH --cpus-per-task=1
