@@ -141,9 +141,9 @@ def _in_a_machine(config: pytest.Config) -> bool:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip tests of root's work for other users."""
+    """Skip tests that need root for other users."""
     if os.geteuid() and item.get_closest_marker("root"):
-        pytest.skip("checks what root does")
+        pytest.skip("needs root")
 
 
 def pytest_cmdline_main(config: pytest.Config) -> None:

@@ -89,11 +89,11 @@ def test_batch_system_runs_the_command_on_the_first_node(site):
     assert site.steps == [("7.srv", "n1", line, False)]
 
 
-@pytest.mark.root
 @pytest.mark.parametrize(("reads", "left"), [(False, b"8\n9\n"), (True, b"")])
 def test_command_that_reads_no_input_leaves_standard_input_unread(site, tmp_path, reads, left):
     """``while read id; do vmgr logs $id; done`` stopped after one job: srun reads all input."""
     site.code = "import sys; sys.stdin.read()"
+    site.jobs = [replace(site.jobs[0], nodes=("n1",))]  # users ask all nodes, without input
     given = tmp_path / "ids"
     given.write_bytes(b"8\n9\n")
     with given.open("rb", buffering=0) as ids:
