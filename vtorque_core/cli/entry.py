@@ -11,16 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from vtorque_core.base.errors import (
-    EXIT_FAILED,
-    EXIT_SIGNAL,
-    EXIT_USAGE,
-    OutputError,
-    UsageError,
-    VtorqueError,
-    bytes_shown,
-    printable,
-)
+from vtorque_core.base import errors
 from vtorque_core.base.names import CONFIG_PATH
 
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -67,7 +58,7 @@ def split_config(argv: Sequence[str]) -> tuple[Path, Sequence[str]]:
     if not joined:
         file, argv = "".join(argv[1:2]), argv[1:]
     if not file:
-        raise UsageError("--config needs a file")
+        raise errors.UsageError("--config needs a file")
     return Path(file), argv[1:]
 
 
@@ -88,22 +79,22 @@ def report_errors(program: str) -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             sys.stdout.flush()  # an error of Python's own flush at exit would cause a traceback
         return
-    except VtorqueError as error:
+    except errors.VtorqueError as error:
         message, code = str(error), error.exit_code
     except KeyboardInterrupt:
-        message, code = "interrupted", EXIT_SIGNAL + signal.SIGINT
+        message, code = "interrupted", errors.EXIT_SIGNAL + signal.SIGINT
     except BrokenPipeError:
-        message, code = "", EXIT_SIGNAL + signal.SIGPIPE
+        message, code = "", errors.EXIT_SIGNAL + signal.SIGPIPE
     except OSError as error:
-        place = f"{printable(str(error.filename))}: " if error.filename is not None else ""
-        message, code = f"{place}{error.strerror or error}", EXIT_FAILED
+        place = f"{errors.printable(str(error.filename))}: " if error.filename is not None else ""
+        message, code = f"{place}{error.strerror or error}", errors.EXIT_FAILED
         try:
             os.getcwd()  # noqa: PTH109
         except FileNotFoundError:
             message = "the current directory has been removed: change to another one"
-            code = EXIT_USAGE
+            code = errors.EXIT_USAGE
     if message:
-        shown = "\n".join(printable(line, len(line)) for line in message.split("\n"))
+        shown = "\n".join(errors.printable(line, len(line)) for line in message.split("\n"))
         sys.stderr.write(f"{program}: {shown}\n")
     sys.exit(code)
 
@@ -118,7 +109,7 @@ class _Stream(io.TextIOWrapper):
     def write(self, text: str) -> int:
         with self._guard():
             if self.fileno() == 2:  # click's messages quote words of the user
-                text = bytes_shown(text.encode("utf-8", "backslashreplace").decode())
+                text = errors.bytes_shown(text.encode("utf-8", "backslashreplace").decode())
             super().write(text)
         return len(text)
 
@@ -134,7 +125,7 @@ class _Stream(io.TextIOWrapper):
             with Path(os.devnull).open("wb") as null:  # for data that is still buffered
                 os.dup2(null.fileno(), self.fileno())
             if self.fileno() == 1 and not is_batch_call():
-                raise OutputError(error) from None
+                raise errors.OutputError(error) from None
 
 
 def open_streams() -> None:

@@ -13,15 +13,7 @@ from typing import Any
 
 from vtorque_core.api.kept_records import Place, place
 from vtorque_core.base.names import JobAttempt, Paths
-from vtorque_core.records.reading import (
-    CORES,
-    DOMAIN,
-    JournalError,
-    JournalState,
-    Record,
-    journals,
-    read,
-)
+from vtorque_core.records import reading
 
 
 @dataclass(frozen=True)
@@ -77,7 +69,7 @@ class RunningJobs:
     def jobs(self) -> list[RunningJob]:
         """Return all jobs with a readable journal."""
         now: dict[Path, tuple[tuple[int, int], RunningJob | None]] = {}
-        for path in journals(self._paths):
+        for path in reading.journals(self._paths):
             try:
                 info = path.stat()
                 mark = (info.st_size, info.st_mtime_ns)
@@ -90,16 +82,16 @@ class RunningJobs:
 
     def _read(self, path: Path) -> RunningJob | None:
         try:
-            state = read(path)
+            state = reading.read(path)
             return None if state.header.spare else self._job(state)
-        except (JournalError, ArithmeticError, LookupError, TypeError, ValueError):
+        except (reading.JournalError, ArithmeticError, LookupError, TypeError, ValueError):
             return None
 
-    def _job(self, state: JournalState) -> RunningJob:
+    def _job(self, state: reading.JournalState) -> RunningJob:
         kept = place(self._paths, state.header.job)
         facts = kept.facts()
         given = {g.get("domain"): g for g in facts.get("guests", ()) if isinstance(g, dict)}
-        domains = [r for r in state.open if r.kind == DOMAIN and r.created]
+        domains = [r for r in state.open if r.kind == reading.DOMAIN and r.created]
         return RunningJob(
             dataclasses.replace(state.header.job, node=str(facts.get("node", ""))),
             tuple(self._guest(state, r, given.get(r.args["name"], {})) for r in domains),
@@ -107,7 +99,9 @@ class RunningJobs:
             kept,
         )
 
-    def _guest(self, state: JournalState, domain: Record, given: Mapping[str, Any]) -> RunningGuest:
+    def _guest(
+        self, state: reading.JournalState, domain: reading.Record, given: Mapping[str, Any]
+    ) -> RunningGuest:
         index = domain.guest or 0
         ready = [m.time for m in state.phases if m.guest == domain.guest and m.name == "ready"]
         leases = (r.args for r in state.leases if r.guest == domain.guest)
@@ -120,7 +114,7 @@ class RunningJobs:
             uri=str(domain.args["uri"]),
             vcpus=int(given.get("vcpus", 0)),
             ram_mib=int(given.get("ram_mib", 0)),
-            io_cores=sum(a["pool"] == CORES and a.get("use") == "io" for a in leases),
+            io_cores=sum(a["pool"] == reading.CORES and a.get("use") == "io" for a in leases),
             started=domain.time,
             ready=ready[-1] if ready else None,
             run_dir=self._paths.job_run(state.key) / f"g{index}",

@@ -39,20 +39,7 @@ from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import node_lock
 from vtorque_core.base.names import Paths, boot_id
-from vtorque_core.records.reading import (
-    CORE,
-    DOMAIN,
-    LEASE,
-    PASSIVE,
-    SPARE,
-    TREE,
-    JobHeader,
-    JournalState,
-    Record,
-    arguments,
-    read,
-    walk,
-)
+from vtorque_core.records import reading
 from vtorque_core.records.timeline import keep_phases
 
 on_step: Callable[[str], None] = lambda _step: None  # noqa: E731
@@ -70,7 +57,9 @@ def step(name: str) -> None:
 class Journal:
     """An open journal. All methods are thread-safe, because guests boot in parallel threads."""
 
-    def __init__(self, paths: Paths, path: Path, descriptor: int, state: JournalState) -> None:
+    def __init__(
+        self, paths: Paths, path: Path, descriptor: int, state: reading.JournalState
+    ) -> None:
         self.paths = paths
         self.path = path
         self.header = state.header
@@ -82,7 +71,7 @@ class Journal:
         self._mutex = threading.Lock()
 
     @classmethod
-    def start(cls, paths: Paths, header: JobHeader) -> Journal:
+    def start(cls, paths: Paths, header: reading.JobHeader) -> Journal:
         """Create an attempt's journal and sync it to disk. Raises HostFault if it exists."""
         path = paths.journal / f"{header.job.key}.jsonl"
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -96,7 +85,9 @@ class Journal:
             ) from None
         except OSError as error:
             raise HostFault(f"cannot create {path}: {error.strerror}") from error
-        journal = cls(paths, path, descriptor, JournalState(path, header, {}, frozenset(), (), 0))
+        journal = cls(
+            paths, path, descriptor, reading.JournalState(path, header, {}, frozenset(), (), 0)
+        )
         try:
             journal._write([header.line()], sync=True)
             safefs.fsync(path.parent, os.O_DIRECTORY)
@@ -109,7 +100,7 @@ class Journal:
     @classmethod
     def open(cls, paths: Paths, path: Path) -> Journal:
         """Open an existing journal for appending, and truncate an incomplete last line."""
-        state = read(path)
+        state = reading.read(path)
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         if os.fstat(descriptor).st_size > state.size:
             os.ftruncate(descriptor, state.size)
@@ -166,7 +157,7 @@ class Journal:
             self.created(seq)
             return seq
         with node_lock(self.paths):
-            others = shared_records(self.paths, resource.kind, arguments(resource))
+            others = shared_records(self.paths, resource.kind, reading.arguments(resource))
             seq = self._record([(resource, guest)], plugin, phase, needs)[0]
             _create_shared(resource, others)
             step(f"before created {resource.kind}")
@@ -179,7 +170,7 @@ class Journal:
         self, leases: Sequence[tuple[Resource, int | None]], *, phase: str
     ) -> list[int]:
         """Write all leases at once, each with a guest index. Leases need no ``create()``."""
-        return self._record(leases, CORE, phase, ())
+        return self._record(leases, reading.CORE, phase, ())
 
     def _record(
         self,
@@ -192,7 +183,7 @@ class Journal:
         with self._mutex:
             last = max(self._records, default=0)
             new = [
-                Record(
+                reading.Record(
                     seq=seq,
                     plugin=plugin,
                     kind=resource.kind,
@@ -200,7 +191,7 @@ class Journal:
                     guest=guest,
                     needs=self._needs(resource.kind, guest, wanted),
                     phase=phase,
-                    args=arguments(resource),
+                    args=reading.arguments(resource),
                     time=time.time(),
                     clock=time.monotonic(),
                 )
@@ -215,7 +206,7 @@ class Journal:
         return [record.seq for record in new]
 
     def _needs(self, kind: str, guest: int | None, wanted: Sequence[int]) -> tuple[int, ...]:
-        if kind == LEASE:
+        if kind == reading.LEASE:
             return ()
         unknown = [seq for seq in wanted if seq not in self._records]
         if unknown:
@@ -225,8 +216,12 @@ class Journal:
             for r in self._records.values()
             if r.seq not in self._released and (guest is None or r.guest in (guest, None))
         ]
-        held = (TREE,) if kind in PASSIVE else (TREE, LEASE, SPARE)  # SPARE has leases, too
-        always = {r.seq for r in ours if kind == DOMAIN or r.kind in held}
+        held = (
+            (reading.TREE,)
+            if kind in reading.PASSIVE
+            else (reading.TREE, reading.LEASE, reading.SPARE)
+        )  # SPARE has leases, too
+        always = {r.seq for r in ours if kind == reading.DOMAIN or r.kind in held}
         return tuple(sorted(always | set(wanted)))
 
     def phase(self, name: str, guest: int | None = None, used: Usage | None = None) -> None:
@@ -265,21 +260,21 @@ class Journal:
         step("before delete journal")
         self.close()
         with contextlib.suppress(FileNotFoundError):
-            keep_phases(self.paths, read(self.path))
+            keep_phases(self.paths, reading.read(self.path))
         self.path.unlink(missing_ok=True)
         step("after delete journal")
 
 
 def shared_records(
     paths: Paths, kind: str, args: Mapping[str, Any], but: tuple[Path, int] | None = None
-) -> list[tuple[JobHeader, Record]]:
+) -> list[tuple[reading.JobHeader, reading.Record]]:
     """Return the open records of one node-wide resource in all journals, except the record ``but``.
 
     The caller holds the node's lock.
     """
     return [
         (state.header, record)
-        for state in walk(paths)
+        for state in reading.walk(paths)
         for record in state.open
         if record.scope == "node"
         and (record.kind, record.args) == (kind, args)
@@ -293,7 +288,9 @@ def _create(resource: Resource) -> None:
     step(f"after create {resource.kind}")
 
 
-def _create_shared(resource: Resource, others: Sequence[tuple[JobHeader, Record]]) -> None:
+def _create_shared(
+    resource: Resource, others: Sequence[tuple[reading.JobHeader, reading.Record]]
+) -> None:
     now = boot_id()
     alive = [r for s, r in others if r.created and (s.boot == now or not resource.volatile)]
     if not alive or resource.is_lost():

@@ -19,17 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vtorque_core.api import kept_records
-from vtorque_core.api.log_levels import (
-    ERROR,
-    NOTHING,
-    QUIET,
-    TRACE,
-    Levels,
-    name_of,
-    parse,
-    plugin_of,
-)
+from vtorque_core.api import kept_records, log_levels
 from vtorque_core.base.errors import HostFault, printable
 from vtorque_core.base.names import JobAttempt, Paths
 
@@ -42,15 +32,15 @@ LAST = "vtorque_core.timings"  # the logger of the last line
 _guest: ContextVar[int | None] = ContextVar("guest", default=None)
 _plugin: ContextVar[str] = ContextVar("plugin", default="")
 _open: list[Log] = []
-logging.addLevelName(TRACE, "TRACE")
+logging.addLevelName(log_levels.TRACE, "TRACE")
 
 
 @dataclass
 class Log:
     paths: Paths
     job: JobAttempt
-    site: Levels
-    asked: Levels = NOTHING
+    site: log_levels.Levels
+    asked: log_levels.Levels = log_levels.NOTHING
     phase: str = ""
     _file: int | None = field(default=None, repr=False)
     _torn: bool = field(default=False, repr=False)
@@ -92,7 +82,7 @@ class Log:
         try:
             size = os.fstat(self._file).st_size
             if size >= MAX_LOG:
-                urgent = record.levelno >= ERROR or record.name == LAST
+                urgent = record.levelno >= log_levels.ERROR or record.name == LAST
                 if size >= MAX_LOG + _END or (not urgent and "full" in self._told):
                     return
                 if "full" not in self._told:
@@ -118,7 +108,7 @@ class Log:
 
 def teardown_log(paths: Paths, job: JobAttempt) -> Log:
     """Return the log for the teardown of a job, with the log levels of the job if known."""
-    log = Log(paths, job, parse("INFO"))
+    log = Log(paths, job, log_levels.parse("INFO"))
     known = log.place.facts()
     log.job = replace(job, node=str(known.get("node") or socket.gethostname()))
     texts = known.get("log")
@@ -128,11 +118,11 @@ def teardown_log(paths: Paths, job: JobAttempt) -> Log:
     return log
 
 
-def _levels(text: object) -> Levels:
+def _levels(text: object) -> log_levels.Levels:
     try:
-        return parse(str(text))
+        return log_levels.parse(str(text))
     except ValueError:
-        return NOTHING
+        return log_levels.NOTHING
 
 
 def facts() -> dict[str, Any]:
@@ -185,7 +175,7 @@ def enter(phase: str) -> None:
         _open[-1].phase = phase
 
 
-def apply_request(asked: Levels) -> None:
+def apply_request(asked: log_levels.Levels) -> None:
     if _open:
         _open[-1].asked = asked
         set_levels()
@@ -214,11 +204,11 @@ def log_context(guest: int | None = None, plugin: str = "") -> Iterator[None]:
 def set_levels() -> None:
     if _open:
         levels = [*_open[-1].site.of.values(), *_open[-1].asked.of.values()]
-        logging.getLogger().setLevel(min(levels, default=QUIET))
+        logging.getLogger().setLevel(min(levels, default=log_levels.QUIET))
 
 
 def _plugin_of(record: logging.LogRecord) -> str:
-    plugin = plugin_of(record.name)
+    plugin = log_levels.plugin_of(record.name)
     return (_plugin.get() or plugin) if plugin == "core" else plugin
 
 
@@ -227,7 +217,7 @@ def entry(record: logging.LogRecord, log: Log) -> dict[str, Any]:
     guest = own.get("guest", _guest.get())
     found: dict[str, Any] = {
         "t": round(record.created, 6),
-        "level": name_of(record.levelno),
+        "level": log_levels.name_of(record.levelno),
         "logger": shorten(record.name, 100),
         "plugin": shorten(_plugin_of(record), 100),
         "phase": shorten(log.phase, 100),

@@ -30,17 +30,7 @@ from vtorque_core.node.end.teardown import (
     teardown,
 )
 from vtorque_core.node.shell import proof
-from vtorque_core.records.reading import (
-    EmptyJournal,
-    JournalError,
-    JournalState,
-    claimed_spares,
-    journals,
-    lock_name,
-    read,
-    try_read,
-    walk,
-)
+from vtorque_core.records import reading
 
 _FIRST_PAUSE, _LONGEST_PAUSE, _A_DAY = 10.0, 600.0, 86400.0  # seconds
 _LOCK = 3.0  # seconds to wait for a process that still changes the ended job, such as a checkpoint
@@ -71,7 +61,7 @@ class ReapResult:
         return self.action not in ("partial", "unreadable")
 
 
-def plugins_of(state: JournalState) -> Plugins:
+def plugins_of(state: reading.JournalState) -> Plugins:
     wanted = frozenset(state.header.plugins)
     if state.header.ending is not None:  # loading all takes four times as long
         wanted &= {*state.header.ending, *(record.plugin for record in state.open)}
@@ -82,15 +72,15 @@ def release_job(
     paths: Paths,
     job_id: str,
     *,
-    plugins_for: Callable[[JournalState], Plugins] = plugins_of,
+    plugins_for: Callable[[reading.JournalState], Plugins] = plugins_of,
     release_timeout: float = RELEASE_TIMEOUT,
     deadline: float = DEADLINE,
 ) -> list[TeardownReport]:
     """Release the resources of all attempts of a job on this node, and remove its proof."""
     reports = []
     with job_lock(paths, job_id, deadline):
-        for path in journals(paths, job_id):
-            state = try_read(path)
+        for path in reading.journals(paths, job_id):
+            state = reading.try_read(path)
             plugins = plugins_for(state) if state else Plugins()
             reports.append(
                 teardown(path, paths, plugins, release_timeout=release_timeout, deadline=deadline)
@@ -102,7 +92,7 @@ def release_job(
 def reap(
     site: Site,
     alive: Callable[[Sequence[str]], Mapping[str, JobState]],
-    plugins_for: Callable[[JournalState], Plugins] = plugins_of,
+    plugins_for: Callable[[reading.JournalState], Plugins] = plugins_of,
     *,
     dry_run: bool = False,
     only: str | None = None,
@@ -116,18 +106,20 @@ def reap(
     """
     paths = site.paths
     results: list[ReapResult] = []
-    states: list[JournalState] = []
+    states: list[reading.JournalState] = []
 
-    def report_error(path: Path, error: JournalError) -> None:
-        if isinstance(error, EmptyJournal):
+    def report_error(path: Path, error: reading.JournalError) -> None:
+        if isinstance(error, reading.EmptyJournal):
             states.extend(_drop_empty(paths, path, dry_run))
         else:
-            results.append(ReapResult(lock_name(path), 0, str(path), "unreadable", str(error)))
+            results.append(
+                ReapResult(reading.lock_name(path), 0, str(path), "unreadable", str(error))
+            )
 
     # Read the journals before calling alive(): a job that starts in between must not be reaped.
-    for state in walk(paths, troubled=report_error):
+    for state in reading.walk(paths, troubled=report_error):
         states.append(state)
-    taken = claimed_spares(states)
+    taken = reading.claimed_spares(states)
     if only is not None:
         states = [state for state in states if state.header.job.id == only]
     given_up = _to_abandon(states, abandon)
@@ -173,11 +165,13 @@ def reap_until_clean(
         except Busy:
             return 0
         begun()
-        mine = journals(site.paths, job_id)
+        mine = reading.journals(site.paths, job_id)
         until, pause, partial = time.monotonic() + _A_DAY, _FIRST_PAUSE, False
         while time.monotonic() < until:
             time.sleep(pause)
-            others = any(record.error for state in walk(site.paths) for record in state.open)
+            others = any(
+                record.error for state in reading.walk(site.paths) for record in state.open
+            )
             if not (partial or others or any(path.exists() for path in mine)):
                 break  # epilogues have released everything
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -190,10 +184,10 @@ def reap_until_clean(
 
 
 def _release(
-    state: JournalState,
+    state: reading.JournalState,
     life: JobState,
     paths: Paths,
-    plugins_for: Callable[[JournalState], Plugins],
+    plugins_for: Callable[[reading.JournalState], Plugins],
     tear: Callable[[Path, Paths, Plugins], TeardownReport] | None,
 ) -> tuple[Action, str, TeardownReport | None]:
     if life is not JobState.GONE:
@@ -206,20 +200,20 @@ def _release(
             if state.header.spare and (left_alone := _skip_reason(state, paths)):
                 return left_alone
             # Read again: the start may have acquired more before it ended.
-            report = tear(state.path, paths, plugins_for(try_read(state.path) or state))
+            report = tear(state.path, paths, plugins_for(reading.try_read(state.path) or state))
     except Busy as error:
         return "busy", str(error), None
-    except JournalError as error:
+    except reading.JournalError as error:
         return "unreadable", str(error), None
     left = len(report.failed) + len(report.orphaned) + len(report.held)
     message = f"{left} of {len(state.open)} records could not be released" if left else ""
     return "partial" if left else "released", message, report
 
 
-def _skip_reason(state: JournalState, paths: Paths) -> tuple[Action, str, None] | None:
+def _skip_reason(state: reading.JournalState, paths: Paths) -> tuple[Action, str, None] | None:
     try:
         return None if retire_spare(paths, state.key) else ("alive", "", None)
-    except JournalError as error:
+    except reading.JournalError as error:
         return "unknown", f"cannot determine whether the job still runs: {error}", None
 
 
@@ -232,11 +226,11 @@ def _is_running(paths: Paths, name: str) -> bool:
         return not try_flock(descriptor, fcntl.LOCK_SH, 0.0)
 
 
-def _drop_empty(paths: Paths, path: Path, dry_run: bool) -> list[JournalState]:
+def _drop_empty(paths: Paths, path: Path, dry_run: bool) -> list[reading.JournalState]:
     try:
-        with job_lock(paths, lock_name(path), 0):
-            return [read(path)]
-    except EmptyJournal:
+        with job_lock(paths, reading.lock_name(path), 0):
+            return [reading.read(path)]
+    except reading.EmptyJournal:
         if not dry_run:
             teardown(path, paths, Plugins(), deadline=0)
     except (Busy, FileNotFoundError):
@@ -244,7 +238,9 @@ def _drop_empty(paths: Paths, path: Path, dry_run: bool) -> list[JournalState]:
     return []
 
 
-def _to_abandon(states: Sequence[JournalState], wanted: Collection[str]) -> dict[Path, set[int]]:
+def _to_abandon(
+    states: Sequence[reading.JournalState], wanted: Collection[str]
+) -> dict[Path, set[int]]:
     found: dict[Path, set[int]] = {}
     for text in wanted:
         name, _, number = text.rpartition(":")
