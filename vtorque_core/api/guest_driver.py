@@ -8,15 +8,17 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from vtorque_core.api.acquired import Resource
-from vtorque_core.api.guest_context import ContextItem
-from vtorque_core.api.guest_plan import GuestPlan
-from vtorque_core.api.libvirt_domain import Element, Single
-from vtorque_core.api.node_job import Site
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault, Refused
+
+if TYPE_CHECKING:
+    from vtorque_core.api.guest_context import ContextItem
+    from vtorque_core.api.guest_plan import GuestPlan
+    from vtorque_core.api.libvirt_domain import Element, Single
+    from vtorque_core.api.node_job import Site
 
 ORDER_SOCKET = "order.sock"
 """Socket in the first guest's run directory; see :class:`LateDriver`."""

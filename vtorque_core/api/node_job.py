@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from vtorque_core.api.acquired import Resource
-from vtorque_core.api.guest_plan import BootSource, GuestPlan, JobUser
 from vtorque_core.base.names import JobAttempt, Paths
+
+if TYPE_CHECKING:
+    from vtorque_core.api.guest_plan import BootSource, GuestPlan, JobUser
 
 S = TypeVar("S")
 

@@ -19,15 +19,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from vtorque_core.api.acquired import RELEASE_TIME, CoreResource, unjournalled
 from vtorque_core.api.children import wait_readable
-from vtorque_core.api.guest_plan import JobUser
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault, Refused, printable
 from vtorque_core.base.locks import lock_holder, open_daemon_lock, try_flock
 from vtorque_core.resources import _user_daemon_exec
+
+if TYPE_CHECKING:
+    from vtorque_core.api.guest_plan import JobUser
 
 LOG_BYTES = 64 * 1024
 MAX_MAP_LINES = 340  # user_namespaces(7), since Linux 4.15

@@ -122,7 +122,7 @@ def test_sudo_needs_virtiofsd_that_translates_ids(
     program = tmp_path / "virtiofsd"
     program.write_text(f"#!/bin/sh\necho '{words}'\n")
     program.chmod(0o755)
-    monkeypatch.setattr(submitted_image, "VIRTIOFSD", str(program))
+    monkeypatch.setattr("vtorque_core.live.node_setup.VIRTIOFSD", str(program))
     wanted = request(FILE, root=root)
     guest = guest_plan(image=image(wanted, PERSONAL, pool), request=wanted)
     refused = list(vtorque_plan(guest, PERSONAL))
@@ -141,7 +141,7 @@ def test_virtiofsd_that_fails_as_a_user_is_an_old_one(
     program = tmp_path / "virtiofsd"
     program.write_text("#!/bin/sh\necho setgroups failed >&2; exit 1\n")
     program.chmod(0o755)
-    monkeypatch.setattr(submitted_image, "VIRTIOFSD", str(program))
+    monkeypatch.setattr("vtorque_core.live.node_setup.VIRTIOFSD", str(program))
     monkeypatch.setattr(submitted_image.os, "geteuid", lambda: uid)
     wanted = request(FILE, root="true")
     if count is None:

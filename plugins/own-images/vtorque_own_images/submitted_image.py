@@ -16,7 +16,6 @@ from pathlib import PurePath
 from vtorque_core.api import HostFault, Image, JobRequest, Refusal, Refused, printable, run_tool
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.vm_options import IMG, disk_path
-from vtorque_core.live.node_setup import VIRTIOFSD
 from vtorque_own_images.plugin import (
     BASE,
     FIRMWARE,
@@ -138,6 +137,8 @@ def _translates_ids() -> bool:
 
     Also return True on a submit host without virtiofsd: then only the node can check this.
     """
+    from vtorque_core.live.node_setup import VIRTIOFSD  # noqa: PLC0415 - few jobs need it
+
     is_root = os.geteuid() == 0
     if not is_root and not os.path.lexists(VIRTIOFSD):
         return True

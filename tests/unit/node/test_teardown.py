@@ -304,6 +304,22 @@ def test_domain_that_does_not_end_keeps_all_resources_of_its_guest(paths, start,
     assert teardown(journal.path, paths, loaded()).clean
 
 
+@pytest.mark.parametrize("needs", [False, True])
+def test_guest_ends_beside_later_processes_of_the_node(
+    paths, start, domains, tmp_path, monkeypatch, needs
+):
+    """The manager's release waits for the domain's, unless the manager needs the domain."""
+    journal = start()
+    seq = journal.take(domain(0), guest=0)
+    manager = str(tmp_path / "manager")
+    journal.take(CardManager(manager), needs=[seq] if needs else ())
+    seconds = 1 if needs else LONG
+    gone = lambda _: eventually(lambda: not (domains / "u0").exists(), seconds)  # noqa: E731
+    monkeypatch.setattr(CardManager, "release", gone)
+    report = teardown(journal.path, paths, loaded())
+    assert bool(report.failed) == needs
+
+
 def test_core_leased_at_run_time_is_held_by_its_domain(paths, start, domains, tmp_path):
     """The lease's record is later than the domain's, but is released after the domain."""
     journal = start()

@@ -18,21 +18,11 @@ from pathlib import Path
 
 from vtorque_core.api import kept_records
 from vtorque_core.api.children import run_in_child
-from vtorque_core.base import hypervisor, safefs
-from vtorque_core.base.errors import (
-    EXIT_FAILED,
-    EXIT_GUEST_DIED,
-    EXIT_HOST_FAULT,
-    EXIT_OK,
-    ConfigError,
-    HostFault,
-    VtorqueError,
-)
+from vtorque_core.base import errors, hypervisor, safefs
 from vtorque_core.base.locks import Busy, job_lock_holder
 from vtorque_core.base.names import Paths
 from vtorque_core.config.load import load, load_for_teardown
 from vtorque_core.config.schema import Node
-from vtorque_core.node.end import leftovers
 from vtorque_core.node.end.reap import AFTER, notify, reap_until_clean, release_job
 from vtorque_core.node.end.teardown import TeardownReport, total_usage
 from vtorque_core.node.shell import proof
@@ -49,7 +39,7 @@ def run_hook(config: Path, argv: Sequence[str]) -> int:
     ``argv`` begins with the job id. The tenth argument, if given, is the job's exit status.
     """
     if not argv:
-        raise HostFault("the batch system passed no job id", stage="epilogue")
+        raise errors.HostFault("the batch system passed no job id", stage="epilogue")
     return run(config, argv[0], argv[9] if len(argv) > 9 else "")
 
 
@@ -62,7 +52,7 @@ def run(config: Path, job_id: str, status: str = "") -> int:
     """
     paths, node = _settings(config)
     states = _states(paths, job_id)
-    if status == str(EXIT_GUEST_DIED):
+    if status == str(errors.EXIT_GUEST_DIED):
         said = "".join(f"{line}\n" for line in _last_words(paths, states))
         # Not buffered: each fork would flush the buffer again and fail on a user's full disk.
         with contextlib.suppress(OSError):
@@ -70,7 +60,7 @@ def run(config: Path, job_id: str, status: str = "") -> int:
     if states:
         kept_records.keep_facts(paths, states[-1].header.job, status=status)
     # The job shell reported that the start was killed, so no script ran.
-    lost = status == str(EXIT_HOST_FAULT) and proof.starter_pid(paths, job_id) > 0
+    lost = status == str(errors.EXIT_HOST_FAULT) and proof.starter_pid(paths, job_id) > 0
     try:
         _stop_start(paths, job_id)
         each, whole = node.release_timeout, node.teardown_timeout
@@ -88,7 +78,7 @@ def run(config: Path, job_id: str, status: str = "") -> int:
         )
     if states:
         _finish(config, states[-1].header, reports, clean=clean, lost=lost)
-    return EXIT_OK if clean else EXIT_FAILED
+    return errors.EXIT_OK if clean else errors.EXIT_FAILED
 
 
 def _stop_start(paths: Paths, job_id: str) -> None:
@@ -113,7 +103,7 @@ def _finish(
     ``lost``: the job's start was killed, so requeue the job.
     """
     used = total_usage(report.usage for report in reports)
-    errors = []
+    failures: list[str] = []
     try:
         site, plugins = load(config, node=True)
         if used is not None or job.whole_node:
@@ -123,19 +113,21 @@ def _finish(
             if not clean:
                 reap_until_clean(site, plugins, job.job.id, adapter.job_states)
             if lost:
-                errors.append(run_in_child(partial(adapter.start_again, job.job, _KILLED), AFTER))
+                failures.append(run_in_child(partial(adapter.start_again, job.job, _KILLED), AFTER))
             if used is not None:
-                errors.append(run_in_child(partial(adapter.account, job.job.id, used), AFTER))
+                failures.append(run_in_child(partial(adapter.account, job.job.id, used), AFTER))
         if job.whole_node and site.batch.kill_leftovers:
-            errors.append(run_in_child(partial(_kill_leftovers, site.paths, job), AFTER))
-        errors += notify(site, plugins, reports)
+            failures.append(run_in_child(partial(_kill_leftovers, site.paths, job), AFTER))
+        failures += notify(site, plugins, reports)
     except Exception as error:  # a plugin may raise anything
-        errors.append(str(error))
-    for message in filter(None, errors):
+        failures.append(str(error))
+    for message in filter(None, failures):
         sys.stderr.write(f"vtorque: {job.job.id}: after the release: {message}\n")
 
 
 def _kill_leftovers(paths: Paths, job: JobHeader) -> None:
+    from vtorque_core.node.end import leftovers  # noqa: PLC0415 - few jobs have a whole node
+
     told = leftovers.kill(paths, job)
     if told:
         sys.stderr.write(f"vtorque: {told}\n")
@@ -150,7 +142,7 @@ def _last_words(paths: Paths, states: Sequence[JournalState]) -> Iterator[str]:
                     if lines := console.tail(log, console.PANIC):
                         yield console.heading(record.args["name"])
                         yield from (f"| {line}" for line in lines)
-    except VtorqueError as error:  # libvirtd is down: the release reports it too
+    except errors.VtorqueError as error:  # libvirtd is down: the release reports it too
         sys.stderr.write(f"vtorque: {error}\n")
 
 
@@ -166,6 +158,6 @@ def _is_dead(uri: str, uuid: str) -> bool:
 def _settings(config: Path) -> tuple[Paths, Node]:
     try:
         return load_for_teardown(config)
-    except ConfigError as error:
+    except errors.ConfigError as error:
         sys.stderr.write(f"vtorque: warning: {error}\n")
         return Paths(), Node()

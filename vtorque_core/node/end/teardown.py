@@ -5,7 +5,8 @@ Needs only the journal: no plan, site config or batch system.
 1. Plugins in the journal run ``vtorque_teardown``.
 2. A record is released after all later records of its guest and of the whole job. A guest's leases
    are released last. Records of different guests are released in parallel, and so are the core's
-   processes and packet filters of a guest. Plugin code and blocking releases run in a child with a
+   processes and packet filters of a guest. Later records of the whole node do not delay an earlier
+   record, unless they need it. Plugin code and blocking releases run in a child with a
    time limit.
 3. If the release of a record fails, the record and the records that it needs stay open.
 4. When no record is open, the journal is deleted.
@@ -33,25 +34,9 @@ from vtorque_core.base.errors import HostFault, VtorqueError
 from vtorque_core.base.locks import job_lock, node_lock
 from vtorque_core.base.names import Paths, boot_id
 from vtorque_core.config.plugins import Plugins
-from vtorque_core.records import console, log, timeline
+from vtorque_core.records import console, log, reading, timeline
 from vtorque_core.records import journal as journal_module
 from vtorque_core.records.journal import Journal, shared_records
-from vtorque_core.records.reading import (
-    CORE,
-    DOMAIN,
-    LEASE,
-    SPARE,
-    JobHeader,
-    JournalState,
-    OrphanError,
-    Record,
-    idle_spares,
-    lock_name,
-    read,
-    reconstruct,
-    try_read,
-    walk,
-)
 from vtorque_core.resources.kinds import CORE_KINDS, HELPERS
 
 RELEASE_TIMEOUT = 30.0  # seconds for one record; the default of [node] release_timeout
@@ -94,7 +79,7 @@ class TeardownReport:
     orphaned: list[ReleaseResult] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     usage: Usage | None = None
-    ended: JobHeader | None = None
+    ended: reading.JobHeader | None = None
 
     @property
     def clean(self) -> bool:
@@ -129,10 +114,10 @@ def teardown(
     removed; then the journal stays.
     """
     end = time.monotonic() + deadline
-    with job_lock(paths, lock_name(journal_path), deadline):
-        if (state := try_read(journal_path)) is None:
+    with job_lock(paths, reading.lock_name(journal_path), deadline):
+        if (state := reading.try_read(journal_path)) is None:
             journal_path.unlink(missing_ok=True)
-            return TeardownReport(lock_name(journal_path), str(journal_path))
+            return TeardownReport(reading.lock_name(journal_path), str(journal_path))
         _drop_connections()
         with (
             log.open_log(log.teardown_log(paths, state.header.job)) as told,
@@ -148,7 +133,7 @@ def teardown(
                 _log.warning("%s", line)
             _log.info("%d resources released", len(report.released))
             if report.clean and not keep:
-                timeline.log_durations(read(journal_path), time.time())
+                timeline.log_durations(reading.read(journal_path), time.time())
                 journal.delete()
                 report.ended = None if state.header.spare else state.header
         if report.clean and state.header.spare:  # no user's, so nobody will read it
@@ -172,7 +157,7 @@ def retire_spare(paths: Paths, key: str) -> bool:
     """
     path = paths.journal / f"{key}.jsonl"
     with node_lock(paths):
-        if all(state.key != key for state in idle_spares(list(walk(paths)))):
+        if all(state.key != key for state in reading.idle_spares(list(reading.walk(paths)))):
             return not path.exists()
         with Journal.open(paths, path) as journal:
             journal.phase(ENDS)
@@ -181,7 +166,7 @@ def retire_spare(paths: Paths, key: str) -> bool:
 
 @dataclass
 class _Teardown:
-    state: JournalState
+    state: reading.JournalState
     journal: Journal
     paths: Paths
     plugins: Plugins
@@ -190,8 +175,8 @@ class _Teardown:
     running: dict[int, Child] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.open: dict[int, Record] = {r.seq: r for r in self.state.open}
-        self.pending: dict[int, Record] = dict(self.open)
+        self.open: dict[int, reading.Record] = {r.seq: r for r in self.state.open}
+        self.pending: dict[int, reading.Record] = dict(self.open)
         self.same_boot = self.state.header.boot == boot_id()
         self.report = TeardownReport(self.state.header.job.id, str(self.journal.path))
         self.kinds: dict[str, type[Resource]] = {}
@@ -224,7 +209,7 @@ class _Teardown:
             log.enter("release")
             return
         self.enter("teardown")
-        guests = [record for record in self.open.values() if record.kind == DOMAIN]
+        guests = [record for record in self.open.values() if record.kind == reading.DOMAIN]
         used = [self._measure_usage(record) for record in guests]
         self.report.usage = total_usage(used)
         gone = {g.guest for g, its in zip(guests, used, strict=True) if its is None}
@@ -245,7 +230,7 @@ class _Teardown:
         log.enter(phase)
         _log.debug("begins")
 
-    def _measure_usage(self, record: Record) -> Usage | None:
+    def _measure_usage(self, record: reading.Record) -> Usage | None:
         name, uuid = str(record.args["name"]), str(record.args["uuid"])
         used = guest_usage(name, uuid)
         if used is not None:
@@ -256,7 +241,8 @@ class _Teardown:
 
     def release_all(self) -> None:
         while self.pending or self.running:
-            for seq in sorted(self.pending, reverse=True):
+            # This process itself releases the node's resources, beside its children.
+            for seq in sorted(self.pending, key=lambda s: (self.open[s].scope == "node", -s)):
                 if seq in self.pending and self._may_start(self.pending[seq]):
                     self._start(self.pending.pop(seq))
             wait_any(list(self.running.values()))
@@ -265,29 +251,33 @@ class _Teardown:
                     del self.running[seq]
                     self._finish_record(self.open[seq], child.error or "")
 
-    def _may_start(self, record: Record) -> bool:
+    def _may_start(self, record: reading.Record) -> bool:
         if len(self.running) >= _MOST:
             return False
         for other in (self.open[seq] for seq in (*self.pending, *self.running)):
             together = None in (record.guest, other.guest) or record.guest == other.guest
-            if LEASE in (record.kind, other.kind) and record.kind != other.kind:
-                if record.kind == LEASE and together:
+            if reading.LEASE in (record.kind, other.kind) and record.kind != other.kind:
+                if record.kind == reading.LEASE and together:
                     return False  # also leases acquired while the guest ran
                 continue
-            apart = {record.kind, other.kind} <= HELPERS and record.plugin == other.plugin == CORE
+            apart = {
+                record.kind,
+                other.kind,
+            } <= HELPERS and record.plugin == other.plugin == reading.CORE
+            apart = apart or (other.scope == "node" and record.scope != "node")
             if other.seq > record.seq and ((together and not apart) or record.seq in other.needs):
                 return False
         return True
 
-    def _start(self, record: Record) -> None:
+    def _start(self, record: reading.Record) -> None:
         holders = sorted(r.seq for r in self.open.values() if _needs(r, record))
         if holders:
             message = f"needed by {', '.join(str(seq) for seq in holders)}"
             self.report.held.append(_result(record, message))
             return
         try:
-            resource = reconstruct(record, self.kinds)
-        except OrphanError as error:
+            resource = reading.reconstruct(record, self.kinds)
+        except reading.OrphanError as error:
             self.report.orphaned.append(_result(record, f"{error}: {self._advice(record)}"))
             return
         if resource.volatile and not self.same_boot:
@@ -299,13 +289,13 @@ class _Teardown:
         else:
             self._release(record, resource)
 
-    def _release(self, record: Record, resource: Resource) -> None:
+    def _release(self, record: reading.Record, resource: Resource) -> None:
         journal_module.step(f"before release {record.kind}")
         if isinstance(resource, CoreResource) and not resource.blocking:
             self._finish_record(record, _error_of(resource.release))
             return
         release = resource.release
-        if record.kind == SPARE:
+        if record.kind == reading.SPARE:
             key = str(record.args["key"])
             release = functools.partial(end_spare, self.paths, key, self.release_timeout)
         elif isinstance(resource, CoreResource) and not record.created:
@@ -317,7 +307,7 @@ class _Teardown:
         except OSError as error:
             self._mark_failed(record, f"cannot fork: {error.strerror}")
 
-    def _release_shared(self, record: Record, resource: Resource) -> None:
+    def _release_shared(self, record: reading.Record, resource: Resource) -> None:
         own = (self.journal.path, record.seq)
         try:
             with node_lock(self.paths, self.time_left()):
@@ -330,28 +320,28 @@ class _Teardown:
         except VtorqueError as error:
             self._mark_failed(record, str(error))
 
-    def _finish_record(self, record: Record, error: str) -> None:
+    def _finish_record(self, record: reading.Record, error: str) -> None:
         if error:
             self._mark_failed(record, error)
             return
         journal_module.step(f"after release {record.kind}")
         self._mark_released(record)
 
-    def _mark_released(self, record: Record) -> None:
+    def _mark_released(self, record: reading.Record) -> None:
         journal_module.step(f"before released {record.kind}")
         self.journal.released(record.seq)
         journal_module.step(f"after released {record.kind}")
         self.open.pop(record.seq)
         self.report.released.append(_result(record))
 
-    def _mark_failed(self, record: Record, error: str) -> None:
+    def _mark_failed(self, record: reading.Record, error: str) -> None:
         tries = record.tries + 1
         self.journal.failed(record.seq, error, tries)
         self.report.failed.append(_result(record, f"{error} (try {tries})"))
 
-    def _advice(self, record: Record) -> str:
+    def _advice(self, record: reading.Record) -> str:
         header = self.state.header
-        known = {**header.plugins, CORE: f"vtorque-core {header.core}"}
+        known = {**header.plugins, reading.CORE: f"vtorque-core {header.core}"}
         name, _, version = known.get(record.plugin, "").partition(" ")
         how = how_to_install(name, version) if name else how_to_get(record.plugin)
         broken = self.plugins.broken.get(record.plugin)
@@ -360,12 +350,16 @@ class _Teardown:
         return f"{why}{how}, then {retry}; or {give_up}:{record.seq}"
 
 
-def _needs(record: Record, other: Record) -> bool:
-    later = record.kind == DOMAIN and other.kind == LEASE and record.guest == other.guest
+def _needs(record: reading.Record, other: reading.Record) -> bool:
+    later = (
+        record.kind == reading.DOMAIN
+        and other.kind == reading.LEASE
+        and record.guest == other.guest
+    )
     return later or other.seq in record.needs
 
 
-def _result(record: Record, message: str = "") -> ReleaseResult:
+def _result(record: reading.Record, message: str = "") -> ReleaseResult:
     return ReleaseResult(record.seq, record.kind, record.plugin, record.guest, message)
 
 
@@ -381,7 +375,7 @@ def _drop_connections() -> None:
         time.sleep(0.001)
 
 
-def _age(record: Record) -> float:
+def _age(record: reading.Record) -> float:
     return max(0.0, time.monotonic() - record.clock if record.clock else time.time() - record.time)
 
 
