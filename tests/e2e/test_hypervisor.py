@@ -633,7 +633,7 @@ def test_guest_is_restored_from_a_template_or_booted_cold(
     with Journal.start(paths, JobHeader(guest.job, "local")) as journal:
         until = time.monotonic() + 120
         job = StartAttempt(guest.job, guest.user, site, until, journal, Plugins())
-        assert boot.boot_all(job, [each]) == [None]
+        assert boot.boot_all(job, boot.guest_boots(job, [each])) == [None]
         *_, record = read(journal.path).open
     assert (record.kind, record.args["uuid"]) == ("domain", guest.uuid)
     assert domains.domain_state(URI, guest.uuid) == "runs"

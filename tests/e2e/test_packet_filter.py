@@ -982,6 +982,40 @@ def test_guest_of_another_image_can_send_it(several_guests, packet):
     assert arrivals(several_guests, packet) == {"outside"}
 
 
+# -- The wait for a tap device ------------------------------------------------------------------
+
+WAITS = """
+import os, subprocess, threading
+from vtorque_core.resources.netfilter import await_tap
+
+def run(words):
+    subprocess.run(words.split(), check=True)
+
+def waiting(tap):
+    thread = threading.Thread(target=lambda: print(tap, await_tap(tap, end)))
+    thread.start()
+    return thread
+
+run("mount -t sysfs none /sys")
+run("ip link add br0 type bridge")
+end, ended = os.pipe()
+first = waiting("tap0")
+run("ip tuntap add tap0 mode tap")
+run("ip link set tap0 master br0")
+first.join(120)
+other = waiting("tap1")
+run("ip tuntap add tap1 mode tap")
+os.close(ended)
+other.join(120)
+"""
+
+
+def test_wait_for_a_tap_device_ends_when_it_is_on_its_bridge_or_libvirt_has_ended():
+    argv = ["unshare", "--net", "--mount", sys.executable, "-c", WAITS]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=300)
+    assert done.stdout == "tap0 True\ntap1 False\n"
+
+
 # -- Checksum offload ------------------------------------------------------------------------------
 
 

@@ -489,7 +489,7 @@ def vtorque_rendered_sources(guests: Sequence[RenderedGuest], site: Site) -> Ite
     return ()
 
 
-# -- pre-boot, post-boot (root) ---------------------------------------------------------------
+# -- pre-boot to post-boot (root) -------------------------------------------------------------
 
 
 @hookspec
@@ -511,6 +511,27 @@ def vtorque_pre_boot(job: NodeJob) -> None:
             for guest in job.guests:
                 for card in guest.leased_items("acme-fpga"):
                     print(f"would load {card} for {guest.name}")
+    """
+
+
+@hookspec
+def vtorque_while_booting(job: NodeJob) -> None:
+    """Act while the guests boot: their domains run, but the guests are not ready yet.
+
+    Start processes of the node here (:class:`vtorque_core.live.node_process.NodeProcess`). Earlier,
+    they would use CPUs that QEMU needs to start.
+
+    Entry-point group: ``vtorque1.node``.
+    Called: once per job and node, as root.
+    Errors: the job does not start.
+
+    Example::
+
+        from vtorque_core.api import hookimpl
+
+        @hookimpl
+        def vtorque_while_booting(job):
+            print(f"{len(job.guests)} guests of {job.id} boot")
     """
 
 

@@ -16,7 +16,8 @@ import re
 import socket
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fcntl import ioctl
 from pathlib import Path
@@ -24,6 +25,7 @@ from string import Template
 from xml.etree import ElementTree
 
 from vtorque_core.api.acquired import CoreResource, unjournalled
+from vtorque_core.api.children import wait_readable
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.run_tool import run_tool
@@ -104,6 +106,18 @@ def filter_tap(tap: str) -> None:
     # The kernel rejects bit 1, because it drops pause frames itself.
     with contextlib.suppress(FileNotFoundError):  # not a port of a bridge
         Path(f"/sys/class/net/{tap}/brport/group_fwd_mask").write_bytes(b"0xfffd")
+
+
+def await_tap(tap: str, end: int) -> bool:
+    """Wait until a tap device is a bridge port, or until ``end`` is readable: then return False."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW) as links:
+        links.bind((0, 1))  # RTMGRP_LINK: changes of devices, rtnetlink(7)
+        while not Path(f"/sys/class/net/{tap}/brport").exists():
+            if end in wait_readable([links.fileno(), end]):
+                return False
+            with contextlib.suppress(OSError):  # ENOBUFS: changes were lost
+                links.recv(1 << 16)
+    return True
 
 
 def _longest_packet() -> int:
@@ -236,10 +250,15 @@ class Netfilter(CoreResource):
     def create(self) -> None:
         # The guard makes the node track connections.
         limit = self.connections if self.guard or _CONNTRACK.exists() else 0
-        load(rules(self.tap, self.mac, self.ip, limit, ipv6=self.ipv6) + self.guard)
-        add_ifb(f"{self.tap}s")
+        script = rules(self.tap, self.mac, self.ip, limit, ipv6=self.ipv6) + self.guard
+        self._beside(add_ifb, script)
 
     def release(self) -> None:
-        load(_script("removal", tap=self.tap))
-        remove_ifb(f"{self.tap}s")
+        self._beside(remove_ifb, _script("removal", tap=self.tap))
         forget_connections(self.mac)
+
+    def _beside(self, change_ifb: Callable[[str], None], script: str) -> None:
+        with ThreadPoolExecutor(1) as pool:  # the kernel takes long to change devices and tables
+            changed = pool.submit(change_ifb, f"{self.tap}s")
+            load(script)
+        changed.result()

@@ -34,7 +34,7 @@ vtorque_resources = constant_hook(Follower)
 
 
 @hookimpl
-def vtorque_pre_boot(job: NodeJob) -> None:
+def vtorque_while_booting(job: NodeJob) -> None:
     """Start the node's :class:`Follower` unless it is running, without waiting for it."""
     if job.site[Settings].enabled_sinks:
         Follower.start(job, "its log is not sent to the log sinks yet")

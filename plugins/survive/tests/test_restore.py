@@ -5,6 +5,7 @@ import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -258,6 +259,27 @@ def test_disk_and_session_are_restored_before_the_guest(saved_checkpoint, paths,
     disk = made["root.qcow2"]
     assert Path(disk.path).parent == tmp_path / "s"
     assert Path(disk.source) == was.saved.memory.with_name("g0.disk")
+
+
+@pytest.mark.parametrize("arrives", [False, True])
+def test_watcher_starts_while_guests_boot_or_before_they_arrive(paths, arrives):
+    """The process that receives guests may be killed as soon as they have arrived."""
+    request = JobRequest({CHECKPOINT.key: NEVER, RESUME.key: ""})
+    source = mock.Mock(remote=arrives, identity=None)
+    guest = planned.guest_plan(request=request, source=source)
+    acquired = []
+    job = SimpleNamespace(
+        id="9.srv",
+        site=Configured(paths, Settings()),
+        user=SimpleNamespace(uid=os.getuid()),
+        guests=[guest],
+        acquire=lambda resource, guest=None: acquired.append(resource.kind),
+        warn=None,
+    )
+    node.vtorque_pre_boot(job=job)
+    assert ("survive-watcher" in acquired) == arrives
+    node.vtorque_while_booting(job=job)
+    assert acquired.count("survive-watcher") == 1
 
 
 def test_job_that_this_node_cannot_save_is_refused_before_the_boot(paths):

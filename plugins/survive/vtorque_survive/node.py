@@ -13,6 +13,7 @@ from vtorque_core.api.guest_plan import GuestPlan, JobUser
 from vtorque_core.api.kept_records import Place
 from vtorque_core.api.libvirt_domain import CpuModel, Element
 from vtorque_core.api.node_job import NodeJob, ReceivingNode, Site
+from vtorque_survive.process import WatcherProcess
 from vtorque_survive.resume_options import CHECKPOINT, NEVER, RESUME
 from vtorque_survive.settings import Settings, moves_directory
 
@@ -59,8 +60,18 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
 
 @hookimpl
 def vtorque_pre_boot(job: NodeJob) -> None:
-    """Create the job's lock file and its FIFO to the node's watcher, and start the watcher."""
+    """Create the job's lock file, its FIFO to the node's watcher, and what restored guests need.
+
+    Start the watcher if guests migrate here: this process may be killed when they have arrived.
+    """
     _prepare_job(job)
+
+
+@hookimpl
+def vtorque_while_booting(job: NodeJob) -> None:
+    """Start the node's watcher, unless the guests migrated here (:func:`vtorque_pre_boot`)."""
+    if not job.guests[0].source.remote:
+        WatcherProcess.start(job, "the job cannot be suspended")
 
 
 @hookimpl
@@ -70,7 +81,9 @@ def vtorque_post_boot(job: NodeJob) -> None:
     Guests that migrated to this node have no such count. For these, remove the record of their
     earlier migration from this node to another node, if there is a record.
     """
-    _remove_old_records(job)
+    source = job.guests[0].source
+    if source.remote or source.identity is not None:
+        _remove_old_records(job)
 
 
 @hookimpl
@@ -91,4 +104,4 @@ def vtorque_receive(node: ReceivingNode) -> None:
 
 
 vtorque_health_checks = hookimpl(deferred("vtorque_survive.health:checks"))
-vtorque_resources = hookimpl(deferred("vtorque_survive.start:resources"))
+vtorque_resources = hookimpl(deferred("vtorque_survive.resources:resources"))

@@ -8,7 +8,6 @@ from pathlib import Path
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.batch_system import MigrationAdapter
 from vtorque_core.api.node_job import NodeJob
-from vtorque_core.live import service
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,8 @@ class Placeholder(Resource):
 
     def release(self) -> None:
         """Cancel the placeholder job. Idempotent."""
+        from vtorque_core.live import service  # noqa: PLC0415 - few guests migrate
+
         site, batch = service.batch_system(Path(self.config))
         adapter = batch.node(site)
         if isinstance(adapter, MigrationAdapter):

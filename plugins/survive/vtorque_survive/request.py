@@ -11,7 +11,6 @@ import errno
 import json
 import os
 import re
-import secrets
 import stat
 import threading
 import time
@@ -106,7 +105,7 @@ def ask(path: Path, place: Place, word: str, seconds: float, patience: float = _
     Raises:
         HostFault: If no watcher listens, the job has ended, or there is no answer in time.
     """
-    token = secrets.token_hex(8)
+    token = os.urandom(8).hex()
     events = changes.events()
     try:
         changes.watch(events, place.directory, content=False)

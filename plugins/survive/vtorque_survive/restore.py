@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from vtorque_core.api import (
     Image,
@@ -20,7 +19,6 @@ from vtorque_core.api import (
     Refused,
     name_errors,
 )
-from vtorque_core.api.acquired import Resource, unjournalled
 from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.boot_source import Boot, BootSource, Identity
 from vtorque_core.api.children import run_in_child, wait_readable
@@ -33,65 +31,15 @@ from vtorque_core.api.vm_options import DISK
 from vtorque_core.live import changes
 from vtorque_core.live.jobs import RunningJobs
 from vtorque_survive import shared_store, tools
+from vtorque_survive.resources import Link, RestoredDisk, in_use_fault
 from vtorque_survive.resume_options import BEGINNING, CHECKPOINT, NEVER, RESUME
 from vtorque_survive.settings import Settings
-from vtorque_survive.sparse import copy_data
 from vtorque_survive.stored import SESSION, Manifest, SavedGuest, Store
 
 _TRIES = 2  # failed restores until a requeued job starts from the beginning
 _LOOKS = 10.0  # seconds to examine the user's disk files
 _RELEASED = 60.0  # seconds until the saved job is released
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RestoredDisk(Resource):
-    """The root disk of a guest that is restored from a checkpoint or migrates to this node.
-
-    For a restored guest, the disk is a copy of ``source``, a file in the checkpoint. If the guest
-    migrates, ``source`` is empty, and :mod:`vtorque_survive.migrate_disk` fills the disk.
-    """
-
-    kind = "survive-disk"
-    volatile = False
-    path: str
-    uid: int
-    source: str = unjournalled("")
-
-    def create(self) -> None:
-        """Copy ``source``, or create an empty file if ``source`` is empty."""
-        with name_errors(f"cannot create {self.path}"):
-            source = os.open(self.source or os.devnull, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with os.fdopen(source, "rb") as reads, _create_file(self.path) as writes:
-                os.fchown(writes.fileno(), self.uid, -1)
-                copy_data(reads.fileno(), writes.fileno())
-
-    def release(self) -> None:
-        """Remove the disk. Idempotent."""
-        _unlink(self.path)
-
-
-@dataclass(frozen=True)
-class Link(Resource):
-    """A symbolic link in the guest's run directory."""
-
-    kind = "survive-link"
-    path: str
-    target: str = unjournalled("")
-
-    def create(self) -> None:
-        """Create the link."""
-        with name_errors(f"cannot create {self.path}"):
-            Path(self.path).symlink_to(self.target)
-
-    def release(self) -> None:
-        """Remove the link. Idempotent."""
-        _unlink(self.path)
-
-
-def _unlink(path: str) -> None:
-    with name_errors(f"cannot remove {path}"):
-        Path(path).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -244,11 +192,6 @@ def _find_differences(
             yield Refusal(what, RESUME.key, found.id)
 
 
-def _create_file(path: str) -> BinaryIO:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags, 0o600), "wb")
-
-
 def acquire_empty_disks(job: NodeJob) -> None:
     """Create empty disk files for guests that migrate here; the source node sends the content."""
     for guest in job.guests:
@@ -345,7 +288,7 @@ def _await_released(paths: Paths, found: Manifest) -> None:
                 return
             if left <= 0:
                 job = having[0].job.id
-                raise shared_store.in_use_fault(f"checkpoint {found.id} is in use by job {job}")
+                raise in_use_fault(f"checkpoint {found.id} is in use by job {job}")
             wait_readable([events], min(left, 1.0))
             with suppress(BlockingIOError):
                 os.read(events, 1 << 16)

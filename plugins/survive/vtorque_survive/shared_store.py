@@ -13,23 +13,18 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from vtorque_core.api import (
-    Busy,
     HostFault,
     InUse,
     JobAttempt,
     Refused,
-    closing,
     name_errors,
     replace_file,
-    take_lock,
 )
-from vtorque_core.api.acquired import Resource, unjournalled
 from vtorque_core.api.batch_system import JobState, MigrationAdapter
 from vtorque_core.api.children import Child, wait_readable
 from vtorque_core.api.claims import PoolClaim
@@ -37,6 +32,7 @@ from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.node_job import Site
 from vtorque_core.live import service
 from vtorque_core.live.placement import job_leases
+from vtorque_survive.resources import UseMark, in_use_fault, lock_file, read_mark
 from vtorque_survive.settings import Settings
 from vtorque_survive.stored import Manifest, Store
 
@@ -51,7 +47,6 @@ SEEN = ".vtorque-checkpoints"
 _OVER, _POLL = 60.0, 5.0  # seconds for another node's job to end; between polls
 _READ = 30.0  # seconds to read the addresses of all checkpoints
 _GATE = 0.1  # seconds; other nodes send no events
-_LOCK = 10.0  # seconds for another job of the user to release the lock
 
 
 def require_private(settings: Settings) -> None:
@@ -99,59 +94,6 @@ def file_system(path: Path, mounts: str | None = None) -> str:
     return next(kinds[str(each)] for each in (real, *real.parents) if str(each) in kinds)
 
 
-@dataclass(frozen=True)
-class UseMark(Resource):
-    """A file in the shared directory that reserves a checkpoint's guests for one job.
-
-    The file names the job and its node. ``over`` lists ended jobs, whose files are overwritten.
-    """
-
-    kind = "survive-held"
-    volatile = False
-    path: str
-    job: str
-    key: str
-    node: str
-    checkpoint: str = ""
-    over: tuple[str, ...] = unjournalled(())
-    leased: tuple[tuple[str, str], ...] = unjournalled(())
-
-    def create(self) -> None:
-        """Reserve the guests for the job: write the file, unless it names another running job.
-
-        Raises:
-            HostFault: If another job uses the guests.
-        """
-        with _lock_file(self.path, "write"):
-            found = _read(Path(self.path))
-            if found and found["job"] not in (self.job, *self.over):
-                raise in_use_fault(
-                    f"the checkpoint is in use by job {found['job']} on node {found['node']}"
-                )
-            said = json.dumps({**self._read_mark(), "leased": self.leased})
-            replace_file(self.path, said.encode(), mode=0o600, ready=os.fsync)
-
-    def release(self) -> None:
-        """Remove the file if it names this job. Idempotent."""
-        with _lock_file(self.path, "remove"):
-            found = _read(Path(self.path))
-            if {key: found.get(key) for key in self._read_mark()} == self._read_mark():
-                Path(self.path).unlink(missing_ok=True)
-
-    def _read_mark(self) -> dict[str, str]:
-        names = ("job", "key", "node", "checkpoint")
-        return {name: str(getattr(self, name)) for name in names}
-
-
-@contextmanager
-def _lock_file(path: str, verb: str) -> Iterator[None]:
-    try:
-        with closing(take_lock(Path(path).with_name(".lock"), _LOCK)):
-            yield
-    except (OSError, Busy) as error:
-        raise in_use_fault(f"cannot {verb} {path}: {error}") from None
-
-
 class Gate:
     """A barrier: guests of a restored multi-node job resume when all of them are restored.
 
@@ -180,7 +122,7 @@ class Gate:
         with self._lock:
             self._missing -= 1
             if not self._missing:
-                with _lock_file(self._mine, "write"):
+                with lock_file(self._mine, "write"):
                     self._write(ready=True)
         seen: set[str] = set()
         asks = time.monotonic() + _POLL
@@ -213,7 +155,7 @@ class Gate:
             InUse: If the start has failed on a node in ``seen``, or if another node restores a
                 different checkpoint. In both cases, the batch system may start the job again.
         """
-        said = {node: _read(Path(file)) for node, file in self._files.items()}
+        said = {node: read_mark(Path(file)) for node, file in self._files.items()}
         ours = {node for node, each in said.items() if each.get("key") == self._job.key}
         for node in ours:
             if (other := said[node].get("checkpoint")) != self._id:
@@ -230,18 +172,18 @@ class Gate:
 
         Without the lock, another node could time out while this node reads the records.
         """
-        with _lock_file(self._mine, "read"):
+        with lock_file(self._mine, "read"):
             return self._missing_nodes(set())
 
     def _end_timeout(self) -> list[str]:
-        with _lock_file(self._mine, "read"):
+        with lock_file(self._mine, "read"):
             missing = self._missing_nodes(set())
             if missing:
                 self._write(ready=False)
         return missing
 
     def _write(self, *, ready: bool) -> None:
-        said = json.dumps({**_read(Path(self._mine)), "ready": ready})
+        said = json.dumps({**read_mark(Path(self._mine)), "ready": ready})
         replace_file(self._mine, said.encode(), mode=0o600)
 
 
@@ -256,7 +198,7 @@ def acquire_mark(store: Store, found: Manifest, job: JobAttempt, site: Site) -> 
     """
     path = _mark_of(store, found)
     others = [(found.job, found.node)]
-    if has := _read(path):
+    if has := read_mark(path):
         others.append((has["job"], has["node"]))
     for other, node in others:
         if other != job.id and node != job.node:
@@ -278,13 +220,6 @@ def _await_job_end(found: Manifest, job_id: str, node: str, site: Site) -> None:
         if time.monotonic() >= until:
             raise in_use_fault(f"checkpoint {found.id} is in use by job {job_id} on {node}")
         time.sleep(_POLL)
-
-
-def in_use_fault(text: str, stage: str | None = None) -> HostFault:
-    """Return a HostFault that does not mark the node as faulty."""
-    fault = HostFault(text, stage)
-    fault.blames_node = False
-    return fault
 
 
 def reserved_addresses(guests: Sequence[GuestPlan], site: Site) -> Iterator[PoolClaim]:
@@ -344,16 +279,4 @@ def _user_addresses(directory: Path) -> Iterator[tuple[str, str]]:
         for guest in found.guests:
             yield from guest.leased
     for path in directory.glob(".*.held"):
-        yield from map(tuple, _read(path).get("leased", ()))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return the content of a :class:`UseMark` file; empty if it is missing or invalid."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return {}
-    except OSError as error:  # a fault of the directory, not of this node
-        raise in_use_fault(f"{path}: {error.strerror}") from None
-    fits = isinstance(found, dict) and all(isinstance(found.get(k), str) for k in ("job", "node"))
-    return found if fits else {}
+        yield from map(tuple, read_mark(path).get("leased", ()))

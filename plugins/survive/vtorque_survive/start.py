@@ -3,45 +3,35 @@
 from __future__ import annotations
 
 from vtorque_core.api import Refusal, Refused
-from vtorque_core.api.acquired import Resource
 from vtorque_core.api.job_files import File
 from vtorque_core.api.kept_records import place
 from vtorque_core.api.node_job import NodeJob
-from vtorque_survive import migration_record, periodic, placeholder, restore, shared_store
+from vtorque_survive import placeholder
 from vtorque_survive.process import WatcherProcess
 from vtorque_survive.request import Fifo, path_of
-from vtorque_survive.resume_options import CHECKPOINT, NEVER
-
-
-def resources() -> list[type[Resource]]:
-    """Return the resource classes of this plugin, which teardown loads."""
-    return [
-        WatcherProcess,
-        Fifo,
-        restore.RestoredDisk,
-        restore.Link,
-        shared_store.UseMark,
-        placeholder.Placeholder,
-    ]
+from vtorque_survive.resume_options import CHECKPOINT, NEVER, RESUME
+from vtorque_survive.settings import Settings
 
 
 def prepare_job(job: NodeJob) -> None:
-    """Create the job's lock file and its FIFO to the node's watcher, and start the watcher.
-
-    The watcher starts while the guests boot, so it does not delay the job.
-    """
-    paths, key = job.site.paths, job.guests[0].job.key
+    """Create the job's lock file, its FIFO to the node's watcher, and what restored guests need."""
+    first = job.guests[0]
+    paths, key = job.site.paths, first.job.key
     _require_saveable(job)
     job.acquire(File(str(paths.job_shell(key)), mode=0o400, reader=job.user.uid))
     job.acquire(Fifo(str(path_of(paths, key)), job.user.uid))
     placeholder.acquire_placeholder(job)
     if placeholder.is_migrating(job):
+        from vtorque_survive import migration_record, restore  # noqa: PLC0415 - few guests migrate
+
         migration_record.keep_for_return(paths, key)
         restore.acquire_empty_disks(job)
-    else:
+        WatcherProcess.start(job, "the job cannot be suspended")
+    elif job.site[Settings].checkpoints or first[CHECKPOINT] != NEVER or first.request[RESUME]:
+        from vtorque_survive import periodic, restore  # noqa: PLC0415 - few jobs are saved
+
         periodic.plan(job)
         restore.acquire_saved(job)
-    WatcherProcess.start(job, "the job cannot be suspended")
 
 
 def _require_saveable(job: NodeJob) -> None:
@@ -60,6 +50,8 @@ def remove_old_records(job: NodeJob) -> None:
     These are the count of failed restores or, for guests that migrated here, the record of their
     earlier migration from this node.
     """
+    from vtorque_survive import migration_record, restore  # noqa: PLC0415 - few jobs are restored
+
     if placeholder.is_migrating(job):
         migration_record.forget(job.site.paths, job.guests[0].job.key)
     else:

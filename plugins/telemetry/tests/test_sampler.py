@@ -375,10 +375,10 @@ def test_sampler_is_started_before_the_boot(paths, tmp_path):
     acquired = []
     site = PluginSite(paths, (Settings(),), tmp_path / "v.toml")
     job = SimpleNamespace(site=site, acquire=acquired.append)
-    node.vtorque_pre_boot(job)
+    node.vtorque_while_booting(job)
     assert [r.kind for r in acquired] == ["telemetry-sampler"]
     assert acquired[0].scope == "node"
-    node.vtorque_pre_boot(
+    node.vtorque_while_booting(
         SimpleNamespace(site=PluginSite(paths, (Settings(enabled=False),)), acquire=None)
     )
 
@@ -388,7 +388,7 @@ def test_sampler_that_cannot_start_is_a_warning(paths, tmp_path):
     site = PluginSite(paths, (Settings(),), tmp_path / "v.toml")
     paths.run.rmdir()
     job = SimpleNamespace(site=site, acquire=lambda resource: resource.create(), warn=told.append)
-    node.vtorque_pre_boot(job)
+    node.vtorque_while_booting(job)
     assert len(told) == 1
     assert "is not measured" in told[0]
     assert "No such file" in told[0]

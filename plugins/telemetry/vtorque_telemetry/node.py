@@ -70,7 +70,7 @@ def check(site: Site) -> Iterator[HealthResult]:
 
 
 @hookimpl
-def vtorque_pre_boot(job: NodeJob) -> None:
+def vtorque_while_booting(job: NodeJob) -> None:
     """Start the sampler unless another job of the node has started it."""
     if job.site[Settings].enabled:
         Sampler.start(job, "the job is not measured")

@@ -1,6 +1,6 @@
 """Root's part of the node's sampler: measures all guests of all jobs at each interval.
 
-The resource ``process.Sampler`` starts this process before the first job's guests boot, and ends it
+The resource ``process.Sampler`` starts this process while the first job's guests boot, and ends it
 with the last job. The process reads job journals and counters of libvirt and the kernel. It opens
 series.jsonl and the ports on which guests' programs write metrics. Only the unprivileged process
 ``unprivileged_sampler`` reads data of guests and users from them. Both processes may be killed at

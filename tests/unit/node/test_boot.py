@@ -163,9 +163,60 @@ def test_arrived_guest_is_kept_when_another_guest_has_died(monkeypatch):
     monkeypatch.setattr(boot, "await_ready", ready)
     node = SimpleNamespace(libvirt_uri="test:///default", accel="tcg", qemu_user="")
     site = SimpleNamespace(node=node, paths=SimpleNamespace(run=""))
-    start = SimpleNamespace(site=site, deadline=0.0, enter=lambda _: None, act=lambda _: None)
+    start = SimpleNamespace(site=site, deadline=0.0, enter=lambda _: None, call_hook=lambda _: None)
     plans = [planned.guest_plan(index=index, source=ArrivingGuest()) for index in range(2)]
     guests = [GuestSpec(plan, mock.Mock(), "p", (), MergedDomain(()), ()) for plan in plans]
     with pytest.raises(HostFault, match="the guest died"):
-        boot.boot_all(start, guests)
+        boot.boot_all(start, boot.guest_boots(start, guests))
     assert ended == []
+
+
+def test_processes_of_the_node_start_when_qemu_has_started(monkeypatch):
+    """They would delay QEMU's start."""
+    did = []
+    monkeypatch.setattr(boot, "boot_one", lambda *_: did.append("domain"))
+    monkeypatch.setattr(boot, "await_ready", lambda _: did.append("READY"))
+    start = SimpleNamespace(site=mock.Mock(), deadline=0.0, enter=did.append, call_hook=did.append)
+    each = GuestSpec(planned.guest_plan(), mock.Mock(), "p", (), MergedDomain(()), ())
+    one = boot.GuestBoot(start, each, "tcg", threading.Event())
+    boot.boot_all(start, [one], booting=lambda: did.append("shell"))
+    booting = ["shell", "vtorque_while_booting", "READY"]
+    assert did == ["boot", "domain", "ready", *booting, "post-boot", "vtorque_post_boot"]
+
+
+@pytest.mark.parametrize("created", [True, False])
+def test_nic_is_filtered_while_qemu_starts(paths, monkeypatch, created):
+    filtered, there = threading.Event(), threading.Event()
+    monkeypatch.setattr(boot.netfilter, "await_tap", lambda _, end: there.wait(LONG) and created)
+    monkeypatch.setattr(boot.netfilter, "filter_tap", lambda _: filtered.set())
+    each = boot_of(paths)
+    each.rendered, each._unfiltered = "<domain/>", ["vt1"]
+
+    def create(*_, paused):
+        assert paused
+        there.set()
+        if not created:
+            raise HostFault("QEMU does not start")
+        assert filtered.wait(LONG), "the filter waits for the end of QEMU's start"
+
+    monkeypatch.setattr(hypervisor, "create_domain", create)
+    if created:
+        each.create()
+    else:
+        with pytest.raises(HostFault, match="QEMU does not start"):
+            each.create()
+    assert (filtered.is_set(), each._unfiltered) == (created, [] if created else ["vt1"])
+
+
+def test_domain_whose_nic_cannot_be_filtered_is_a_fault(paths, monkeypatch):
+    def fail(_):
+        raise HostFault("nft: no memory")
+
+    monkeypatch.setattr(boot.netfilter, "await_tap", lambda *_: True)
+    monkeypatch.setattr(boot.netfilter, "filter_tap", fail)
+    monkeypatch.setattr(hypervisor, "create_domain", lambda *_, **__: None)
+    each = boot_of(paths)
+    each.rendered, each._unfiltered = "<domain/>", ["vt1"]
+    with pytest.raises(HostFault, match="nft: no memory"):
+        each.create()
+    assert each._unfiltered == ["vt1"]

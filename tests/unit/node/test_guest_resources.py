@@ -2,6 +2,7 @@
 
 import threading
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -10,7 +11,10 @@ from vtorque_core.api.libvirt_domain import Disk, Filesystem, Interface
 from vtorque_core.base.errors import HostFault
 from vtorque_core.config.site_config import Site
 from vtorque_core.node.start import guest_resources
+from vtorque_core.plan.domain.merge import MergedDomain
+from vtorque_core.plan.guests import GuestSpec
 from vtorque_core.resources.netfilter import Netfilter
+from vtorque_testing import planned
 
 GUARD = "table inet guard {}\n"
 
@@ -74,15 +78,21 @@ def test_guest_of_own_image_cannot_leave_setuid_files_in_shares(tmp_path, source
 def test_helper_that_fails_fails_the_start_when_the_others_have_ended(monkeypatch):
     failing, ended = threading.Event(), []
 
-    def acquire(helper, _):
-        if helper == "bad":
-            failing.set()
+    def acquire(resource, *_):
+        if resource == "bad":
             raise HostFault("no filter")
-        assert failing.wait(60)
-        ended.append(helper)
+        if resource == "slow":
+            assert failing.wait(60)
+            ended.append(resource)
+
+    def render():
+        failing.set()
+        ended.append("rendered")
 
     monkeypatch.setattr(guest_resources, "_helpers", lambda *_: ["slow", "bad"])
-    start, guest = SimpleNamespace(site=Site(), acquire=acquire), SimpleNamespace(plan=None)
+    plan = planned.guest_plan()
+    start = mock.Mock(site=Site(), job=plan.job, acquire=acquire)
+    guest = GuestSpec(plan, mock.Mock(), "p", (), MergedDomain(()), ())
     with pytest.raises(HostFault, match="no filter"):
-        guest_resources._acquire_helpers(start, [guest], "")
-    assert ended == ["slow"]
+        guest_resources.acquire_all(start, [guest], guard=False, meanwhile=render)
+    assert ended == ["rendered", "slow"]

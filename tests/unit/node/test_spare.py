@@ -268,7 +268,7 @@ def test_spare_guest_stopped_after_another_failure_is_not_rebooted(paths, monkey
     node = SimpleNamespace(accel="tcg", qemu_user="q", libvirt_uri="test:///default")
     start = mock.Mock(site=SimpleNamespace(paths=paths, node=node), deadline=time.monotonic() + 60)
     with pytest.raises(HostFault, match="guest 0 is not ready"):
-        boot.boot_all(start, prepared)
+        boot.boot_all(start, boot.guest_boots(start, prepared))
     assert anew == [0]
 
 

@@ -13,11 +13,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -66,7 +66,7 @@ def boot_on_order(start: StartAttempt, prepared: Sequence[GuestSpec]) -> None:
             told = [_add_late_items(each, order, now.site) for each in prepared]
             for each in told:
                 now.acquire_all(each.resources, guest=each.plan, acting=each.owner)
-            consoles = boot_all(now, told)
+            consoles = boot_all(now, guest_boots(now, told))
             now.enter("run")
         return [
             BootedGuest(each.plan.hostname, each.plan.rank, descriptor)
@@ -88,19 +88,27 @@ def _add_late_items(each: GuestSpec, order: bytes, site: Site) -> GuestSpec:
     return replace(each, merged=merge([*each.contributed, *more]), resources=resources)
 
 
-def boot_all(start: StartAttempt, prepared: Sequence[GuestSpec]) -> list[int | None]:
-    """Boot all guests in parallel, wait until they are ready, and call ``vtorque_post_boot``.
-
-    Returns the descriptor of each guest's :class:`Console`, or None.
-    """
-    start.enter("boot")
-    site = start.site
-    chosen = kvm.choose(site.node.accel, site.paths.run, site.node.qemu_user)
+def guest_boots(start: StartAttempt, prepared: Sequence[GuestSpec]) -> list[GuestBoot]:
+    node = start.site.node
+    chosen = kvm.choose(node.accel, start.site.paths.run, node.qemu_user)
     _log.debug("%d guests start with %s", len(prepared), chosen.type)
     if chosen.warning:
         _log.warning("%s", chosen.warning)
         sys.stderr.write(f"vtorque: warning: {chosen.warning}\n")
-    failed, stopped = threading.Event(), threading.Event()
+    failed = threading.Event()
+    return [GuestBoot(start, each, chosen.type, failed) for each in prepared]
+
+
+def boot_all(
+    start: StartAttempt, boots: Sequence[GuestBoot], booting: Callable[[], None] = lambda: None
+) -> list[int | None]:
+    """Boot all guests in parallel, wait until they are ready, and call plugins' hooks.
+
+    Calls ``booting`` when the domains run. Returns the descriptor of each guest's
+    :class:`Console`, or None.
+    """
+    start.enter("boot")
+    stopped = threading.Event()
 
     def boot(each: GuestBoot) -> tuple[GuestBoot, int | None]:
         try:
@@ -114,7 +122,7 @@ def boot_all(start: StartAttempt, prepared: Sequence[GuestSpec]) -> list[int | N
                 each = _fall_back(each, error)
                 return each, boot_one(each)
         except BaseException:
-            failed.set()  # ends the wait of guests that wait for the job's other guests
+            each.failed.set()  # ends the wait of guests that wait for the job's other guests
             raise
 
     def ready(each: GuestBoot) -> None:
@@ -137,9 +145,10 @@ def boot_all(start: StartAttempt, prepared: Sequence[GuestSpec]) -> list[int | N
         if not each.source.remote:
             _end(start, each)
 
-    boots = [GuestBoot(start, each, chosen.type, failed) for each in prepared]
     booted = _run_parallel(boots, boot)
     start.enter("ready")
+    booting()
+    start.call_hook("vtorque_while_booting")
     _run_parallel([each for each, _ in booted], ready, stop)
     start.enter("post-boot")
     start.call_hook("vtorque_post_boot")
@@ -182,7 +191,7 @@ class GuestBoot:
         """Limit this boot to half of the remaining time, because a cold boot may follow."""
         self.until = (time.monotonic() + self.start.deadline) / 2
 
-    @property
+    @cached_property
     def rendered(self) -> str:
         spec = domain_spec(self.guest, self.site, self.accel, self.ports)
         return render(spec, self.each.merged, sockets=self._sockets, taps=self.taps)
@@ -206,11 +215,23 @@ class GuestBoot:
         xml = self.rendered
         self.time_left()
         # No timeout: an abandoned call could create the domain after the teardown looked for it.
-        with self.watch_daemons():
+        with self.watch_daemons(), self._filter_meanwhile():
             hypervisor.create_domain(self.uri, xml, paused=True)
 
-    def filter_nics(self) -> None:
-        for tap in [*self._unfiltered]:
+    @contextlib.contextmanager
+    def _filter_meanwhile(self) -> Iterator[None]:
+        """Filter each NIC when libvirt has created its tap device, while QEMU starts."""
+        end, ended = os.pipe()
+        with safefs.closing(end), ThreadPoolExecutor(1) as pool:
+            filtered = pool.submit(self.filter_nics, lambda tap: netfilter.await_tap(tap, end))
+            try:
+                yield
+            finally:
+                os.close(ended)
+            filtered.result()
+
+    def filter_nics(self, is_there: Callable[[str], bool] = lambda _: True) -> None:
+        for tap in filter(is_there, [*self._unfiltered]):
             netfilter.filter_tap(tap)
             self._unfiltered.remove(tap)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Literal
@@ -91,10 +91,14 @@ def daemons(each: GuestSpec) -> Iterable[Resource]:
             yield UserDisk(ServedDisk.at_stem(stem, disk.path, user, qemu, **of_disk))
 
 
-def acquire_all(start: StartAttempt, prepared: Sequence[GuestSpec], *, guard: bool = True) -> None:
+def acquire_all(
+    start: StartAttempt, prepared: Sequence[GuestSpec], *, guard: bool = True,
+    meanwhile: Callable[[], object] = lambda: None,
+) -> None:  # fmt: skip
     """Acquire and journal the directories, images and resources of all guests.
 
-    ``guard``: also load packet filters that block guests' access to the node's own services.
+    ``guard``: also load packet filters that block guests' access to the node's own services. Calls
+    ``meanwhile`` while the guests' helper processes start.
     """
     paths, key = start.site.paths, start.job.key
     for top in (paths.job_state(key), paths.job_run(key)):
@@ -111,16 +115,15 @@ def acquire_all(start: StartAttempt, prepared: Sequence[GuestSpec], *, guard: bo
     for each in prepared:
         tops = (Tree(str(top), mode=0o711) for top in (each.plan.state_dir, each.plan.run_dir))
         start.acquire_all(chain(tops, root_disks(each, start.site)), guest=each.plan)
-    _acquire_helpers(start, prepared, guards)
-    for each in prepared:
-        start.acquire_all(each.resources, guest=each.plan, acting=each.owner)
-
-
-def _acquire_helpers(start: StartAttempt, prepared: Sequence[GuestSpec], guards: str) -> None:
     wanted = [(one, each.plan) for each in prepared for one in _helpers(each, start.site, guards)]
     # Each thread mostly waits for a process, which uses the CPUs of the start.
     with ThreadPoolExecutor(min(8, 2 * len(os.sched_getaffinity(0)))) as pool:
-        list(pool.map(lambda pair: start.acquire(*pair), wanted))
+        helpers = [pool.submit(start.acquire, *one) for one in wanted]
+        meanwhile()
+    for helper in helpers:
+        helper.result()
+    for each in prepared:
+        start.acquire_all(each.resources, guest=each.plan, acting=each.owner)
 
 
 def _helpers(each: GuestSpec, site: Site, guards: str) -> Iterable[Resource]:

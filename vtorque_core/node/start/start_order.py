@@ -159,18 +159,24 @@ def _start(
     start.guests = [each.plan for each in prepared]
     _keep_facts(start, job, wanted, prepared)
 
-    if job.placed is not None:
-        os.eventfd_write(job.placed, 1)
+    def start_shell() -> None:
+        if job.placed is not None:
+            os.eventfd_write(job.placed, 1)
+
+    on_order = isinstance(prepared[0].driver, LateDriver)
+    # Otherwise the start of the shell would slow the start of QEMU.
+    if on_order or any(each.plan.source.warm_key for each in prepared):
+        start_shell()
     start.enter("pre-boot")
-    guest_resources.acquire_all(start, prepared)
+    boots = [] if on_order else boot.guest_boots(start, prepared)
+    guest_resources.acquire_all(start, prepared, meanwhile=lambda: [b.rendered for b in boots])
     _acquire_user_files(start, wanted)
     start.call_hook("vtorque_pre_boot")
 
-    on_order = isinstance(prepared[0].driver, LateDriver)
     if on_order:
         boot.boot_on_order(start, prepared)
     else:
-        boot.boot_all(start, prepared)  # phases boot, ready, post-boot
+        boot.boot_all(start, boots, booting=start_shell)  # phases boot, ready, post-boot
     _prove_ready(start, told, prepared[0], notices)
     start.enter("await the script" if on_order else "run")
     with contextlib.suppress(JournalError, OSError):  # the owner cannot read the journal

@@ -12,10 +12,9 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from xml.etree import ElementTree
 
-import jinja2
 from markupsafe import Markup
 
 from vtorque_core.api.claims import Placement
@@ -37,6 +36,9 @@ from vtorque_core.base.errors import ConfigError, HostFault, Refused, printable
 from vtorque_core.base.trust import require_root_owned
 from vtorque_core.images.sidecar import boots_by_uefi
 from vtorque_core.plan.domain.merge import Merged, MergedDomain
+
+if TYPE_CHECKING:
+    import jinja2
 
 STAGE = "render domain"
 _CORE = "vtorque_core.plan.domain"
@@ -175,6 +177,8 @@ def _turn(element: Element) -> int:
 
 
 def _environment(overrides: Path | None) -> jinja2.Environment:
+    import jinja2  # noqa: PLC0415 - while the guests' helpers start
+
     return jinja2.Environment(
         loader=jinja2.FunctionLoader(_loader(overrides)),
         autoescape=True,
@@ -280,6 +284,8 @@ def disk_target(number: int) -> str:
 def _render_template(
     environment: jinja2.Environment, template: str, plugins: str, values: Mapping[str, Any]
 ) -> str:
+    import jinja2  # noqa: PLC0415 - as above
+
     try:
         return environment.get_template(template).render(values)
     except (jinja2.TemplateError, ModuleNotFoundError, AttributeError, TypeError, ValueError) as e:
