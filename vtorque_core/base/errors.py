@@ -133,3 +133,12 @@ def printable(text: str, limit: int = 200) -> str:
         shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
         shown = bytes_shown(shown)
     return shown if len(shown) <= limit else shown[:limit] + f"... ({len(text)} characters)"
+
+
+def plugin_text(said: object, before: str = "") -> str:
+    """Return a plugin's message or exception after ``before``, as one short printable line."""
+    try:
+        text = str(said)
+    except Exception:  # an exception of a plugin may not even have a text
+        text = "no message"
+    return printable(before + text, 500)

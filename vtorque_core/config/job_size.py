@@ -5,21 +5,21 @@ QEMU's memory, RAM disks and the needs of plugins are subtracted from the grant.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from vtorque_core.api import hooks
 from vtorque_core.api.values import Extra, Image, JobRequest, Option
 from vtorque_core.api.vm_options import JOB, MAX_VCPUS, RAM, UNLIMITED, VCPUS, VMS_PER_NODE
-from vtorque_core.base.errors import Refusal
+from vtorque_core.base.errors import Refusal, Refused, printable
 from vtorque_core.base.sizes import show_mib
 from vtorque_core.config.option_limits import Limits, nearest, refusal
 
 if TYPE_CHECKING:
+    from vtorque_core.config.plugins import Plugins
     from vtorque_core.config.site_config import Site
-
-Extras = Callable[[JobRequest], list[Extra]]
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,14 @@ class JobGrant:
 def resolve(
     asked: JobRequest,
     site: Site,
-    extras: Extras,
+    plugins: Plugins,
     granted: JobGrant,
     image: Image | None = None,
     disk: int = 0,
 ) -> tuple[JobRequest, list[str], list[Refusal]]:
     """Replace ``vcpus=job`` and ``ram=job`` by numbers; return request, notes and refusals.
 
-    Refusals include RAM that is too small for ``image``. ``extras`` returns the needs of plugins.
-    ``disk``: MiB of a RAM disk.
+    Refusals include RAM that is too small for ``image``. ``disk``: MiB of a RAM disk.
     """
     of_job = [option for option in (VCPUS, RAM) if asked.values.get(option.key) == JOB]
     found = _set_sizes(asked, {option.key: _unlimited(option, site) for option in of_job})
@@ -54,9 +53,9 @@ def resolve(
     notes, refusals = [], []
     for option in of_job:
         if option is VCPUS:
-            whole = _vcpus(found, extras, granted)
+            whole = _vcpus(found, site, plugins, granted)
         else:
-            whole = _ram(found, site, extras, granted, disk)
+            whole = _ram(found, site, plugins, granted, disk)
         if whole is None:  # unlimited
             whole = found[option]
         limits = site.options.get(option.key, Limits())
@@ -72,25 +71,26 @@ def resolve(
             )
         found = _set_sizes(found, {option.key: number})
     if image is not None and not refusals:
-        refusals = _check_ram(found, site, extras, granted, image, disk)
+        refusals = _check_ram(found, site, plugins, granted, image, disk)
     return found, notes, refusals
 
 
-def vcpus_on(request: JobRequest, site: Site, extras: Extras, cpus: int) -> int:
-    whole = _vcpus(request, extras, JobGrant(cpus))
+def vcpus_on(request: JobRequest, site: Site, plugins: Plugins, cpus: int) -> int:
+    whole = _vcpus(request, site, plugins, JobGrant(cpus))
     assert whole is not None  # noqa: S101 - a number is given
     return nearest(VCPUS, site.options.get(VCPUS.key, Limits()), whole)
 
 
 def _check_ram(
-    request: JobRequest, site: Site, extras: Extras, granted: JobGrant, image: Image, disk: int
+    request: JobRequest, site: Site, plugins: Plugins, granted: JobGrant, image: Image, disk: int
 ) -> list[Refusal]:
     least = image.min_ram_mib
     if request[RAM] >= least:
         return []
     fix = f"ask for -vm ram={least}M or more"
     if RAM.key in request.of_job and granted.mib is not None:
-        need = total_memory(_set_sizes(request, {RAM.key: least}), site, extras, disk)
+        enough = _set_sizes(request, {RAM.key: least})
+        need = total_memory(enough, site, extras(enough, site, plugins), disk)
         fix = f"ask the batch system for {show_mib(need)} of memory on each node, or for more"
     return [
         Refusal(
@@ -104,10 +104,10 @@ def _check_ram(
     ]
 
 
-def total_memory(request: JobRequest, site: Site, extras: Extras, disk: int) -> int:
-    """Return the MiB that all guests of a node need, with QEMU and plugins."""
+def total_memory(request: JobRequest, site: Site, more: Iterable[Extra], disk: int) -> int:
+    """Return the MiB that all guests of a node need, with QEMU and ``more`` needs of plugins."""
     each = request[RAM] + site.node.qemu_overhead + disk
-    return request[VMS_PER_NODE] * each + sum(e.mib for e in extras(request))
+    return request[VMS_PER_NODE] * each + sum(e.mib for e in more)
 
 
 def _unlimited(option: Option[Any], site: Site) -> int:
@@ -116,24 +116,39 @@ def _unlimited(option: Option[Any], site: Site) -> int:
     return nearest(option, limits, default)
 
 
-def _vcpus(found: JobRequest, extras: Extras, granted: JobGrant) -> int | None:
+def _vcpus(job: JobRequest, site: Site, plugins: Plugins, granted: JobGrant) -> int | None:
     if granted.cpus is None:
         return None
-    count = found[VMS_PER_NODE]
+    count = job[VMS_PER_NODE]
     for number in range(min(granted.cpus // count, MAX_VCPUS), 1, -1):
-        more = extras(_set_sizes(found, {VCPUS.key: number}))
+        more = extras(_set_sizes(job, {VCPUS.key: number}), site, plugins)
         spare = sum(e.cpus for e in more) + granted.reserved * any(e.own for e in more)
         if count * number + spare <= granted.cpus:
             return number
     return 1
 
 
-def _ram(found: JobRequest, site: Site, extras: Extras, granted: JobGrant, disk: int) -> int | None:
+def _ram(job: JobRequest, site: Site, plugins: Plugins, granted: JobGrant, disk: int) -> int | None:
     if granted.mib is None:
         return None
-    count = found[VMS_PER_NODE]
-    rest = granted.mib - total_memory(found, site, extras, disk) + count * found[RAM]
+    count = job[VMS_PER_NODE]
+    more = extras(job, site, plugins)
+    rest = granted.mib - total_memory(job, site, more, disk) + count * job[RAM]
     return max(1, rest // count // 2 * 2)
+
+
+def extras(wanted: JobRequest, site: Site, plugins: Plugins) -> list[Extra]:
+    """Return what plugins need on a node beside the guests' vCPUs and RAM."""
+    found = []
+    for contribution in plugins.each(hooks.vtorque_needs, request=wanted, site=site):
+        if contribution.error is not None:
+            raise Refused(contribution.failure("vtorque_needs"))
+        plugin, item = contribution.origin, contribution.item
+        if min(item.cpus, item.mib, *item.resources.values(), *item.licenses.values()) < 0:
+            needs = printable(repr(item), 80)
+            raise Refused(f"{plugin} returned a negative value in vtorque_needs: {needs}")
+        found.append(item)
+    return found
 
 
 def _set_sizes(request: JobRequest, numbers: dict[str, int]) -> JobRequest:

@@ -29,7 +29,7 @@ from importlib_metadata import Distribution, EntryPoint
 
 from vtorque_core.api import hooks as hookspecs
 from vtorque_core.base.distributions import BATCH_SYSTEMS, how_to_get
-from vtorque_core.base.errors import Conflict, Refused, VtorqueError
+from vtorque_core.base.errors import Conflict, Refusal, Refused, VtorqueError, plugin_text
 from vtorque_core.config import hook_items
 
 if TYPE_CHECKING:
@@ -61,9 +61,17 @@ class Contribution(Generic[T]):
     error: BaseException | None = None
     where: str = ""
 
+    @property
+    def origin(self) -> str:
+        return f"plugin {self.plugin} ({self.distribution})"
+
     def message(self, hook: str) -> str:
         at = f" ({self.where})" if self.where else ""
         return f"{hook}: {type(self.error).__name__}: {self.error}{at}"
+
+    def failure(self, hook: str) -> Refusal:
+        before = f"{self.origin} failed in {hook}: {type(self.error).__name__}: "
+        return Refusal(plugin_text(self.error, before))
 
 
 def entry_points(*groups: str) -> list[EntryPoint]:
@@ -406,10 +414,7 @@ def raise_error(contribution: Contribution[Any], hook: str) -> None:
     error = contribution.error
     if isinstance(error, VtorqueError):
         raise error
-    raise PluginError(
-        f"plugin {contribution.plugin} ({contribution.distribution}) failed in "
-        f"{contribution.message(hook)}"
-    ) from error
+    raise PluginError(f"{contribution.origin} failed in {contribution.message(hook)}") from error
 
 
 def _find_one(

@@ -6,15 +6,14 @@ import pwd
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from vtorque_core.api import hooks
 from vtorque_core.api.batch_system import Needs
-from vtorque_core.api.values import Extra, FileData, Image, JobRequest, Option
+from vtorque_core.api.values import FileData, Image, JobRequest, Option
 from vtorque_core.api.vm_options import IMG, RAM, VCPUS, VMS_PER_NODE, is_own_image
-from vtorque_core.base.errors import HostFault, Refusal, Refused, VtorqueError, printable
+from vtorque_core.base.errors import HostFault, Refusal, Refused, VtorqueError, plugin_text
 from vtorque_core.config import job_size, personal
 from vtorque_core.config.job_limits import ALWAYS_THERE, OF_BATCH, Entry, Facts, groups_of
 from vtorque_core.config.job_size import JobGrant
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from vtorque_core.api.strategies import ImageSource
     from vtorque_core.config.plugins import Plugins
     from vtorque_core.config.site_config import Site
-
-_MAX_MESSAGE = 500  # characters of a plugin's message
 
 
 def facts_of_job(job: BatchJob, user: JobUser) -> Facts:
@@ -101,16 +98,11 @@ def resolve(
     disk: int = 0,
 ) -> tuple[JobRequest, list[str]]:
     """Call :func:`job_size.resolve` and ``vtorque_parse_args``. Raises Refused."""
-    more = partial(extras, site=site, plugins=plugins)
-    job, notes, refusals = job_size.resolve(wanted, site, more, granted, image, disk)
+    job, notes, refusals = job_size.resolve(wanted, site, plugins, granted, image, disk)
     refusals = refusals or _parse_args(job, site, plugins)
     if refusals:
         raise Refused(*refusals)
     return job, notes
-
-
-def vcpus_on(request: JobRequest, site: Site, plugins: Plugins, cpus: int) -> int:
-    return job_size.vcpus_on(request, site, lambda job: extras(job, site, plugins), cpus)
 
 
 WITHOUT_ROOT = ", but your personal site runs without root (doc/laptop.md)"
@@ -132,7 +124,7 @@ def check_options(request: Request, site: Site, plugins: Plugins) -> JobRequest:
     try:
         options = plugins.options()
     except VtorqueError as error:
-        raise Refused(printable(str(error), _MAX_MESSAGE)) from None
+        raise Refused(plugin_text(str(error))) from None
     values = {
         key: effective_default(option, site.options.get(key, Limits()))
         for key, option in options.items()
@@ -197,9 +189,9 @@ def _value(
     try:
         value = asked if isinstance(asked, FileData) else option.parse(asked)
     except ValueError as error:
-        return None, Refusal(printable(_words(error), _MAX_MESSAGE), key=key, value=shown)
+        return None, Refusal(plugin_text(error), key=key, value=shown)
     except (Exception, SystemExit) as error:
-        return None, _plugin_failure(option, shown, error, plugins)
+        return None, _parse_failure(option, shown, error, plugins)
     return value, _refusal(option, value, shown, site, plugins)
 
 
@@ -212,7 +204,7 @@ def _refusal(
             return Refusal(f"needs root{WITHOUT_ROOT}", key=option.key, value=shown)
         return refusal(option, limits, value, shown, site.place)
     except (Exception, SystemExit) as error:
-        return _plugin_failure(option, shown, error, plugins)
+        return _parse_failure(option, shown, error, plugins)
 
 
 def _bad_default(option: Option[Any], value: Any, site: Site, plugins: Plugins) -> Refusal | None:
@@ -228,12 +220,11 @@ def _bad_default(option: Option[Any], value: Any, site: Site, plugins: Plugins) 
 def _parse_args(job: JobRequest, site: Site, plugins: Plugins) -> list[Refusal]:
     found = []
     for contribution in plugins.each(hooks.vtorque_parse_args, request=job, site=site):
-        who = f"plugin {contribution.plugin} ({contribution.distribution})"
         error = contribution.error
         if isinstance(error, Refused):
             found += [_one_line(r) for r in error.refusals]
         elif error is not None:
-            found.append(_failure(f"{who} failed in vtorque_parse_args", error))
+            found.append(contribution.failure("vtorque_parse_args"))
         else:
             found.append(_one_line(contribution.item))
     return found
@@ -241,33 +232,22 @@ def _parse_args(job: JobRequest, site: Site, plugins: Plugins) -> list[Refusal]:
 
 def _one_line(refused: Refusal) -> Refusal:
     parts = {part.name: getattr(refused, part.name) for part in fields(Refusal)}
-    said = {n: printable(str(p), _MAX_MESSAGE) for n, p in parts.items() if p is not None}
+    said = {n: plugin_text(p) for n, p in parts.items() if p is not None}
     return Refusal(**({"message": ""} | said))
 
 
-def _plugin_failure(
+def _parse_failure(
     option: Option[Any], shown: str, error: BaseException, plugins: Plugins
 ) -> Refusal:
     owners = [c.plugin for c in plugins.each(hooks.vtorque_options) if c.item is option]
-    failed = _failure(f"plugin {', '.join(owners)} failed to parse it", error)
-    return Refusal(failed.message, key=option.key, value=shown)
-
-
-def _failure(what: str, error: BaseException) -> Refusal:
-    return Refusal(printable(f"{what}: {type(error).__name__}: {_words(error)}", _MAX_MESSAGE))
-
-
-def _words(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # an exception of a plugin may not even have a text
-        return "no message"
+    before = f"plugin {', '.join(owners)} failed to parse it: {type(error).__name__}: "
+    return Refusal(plugin_text(error, before), key=option.key, value=shown)
 
 
 def needs(wanted: JobRequest, site: Site, plugins: Plugins, disk: int = 0) -> Needs:
-    more, of_job = extras(wanted, site, plugins), wanted.of_job
+    more, of_job = job_size.extras(wanted, site, plugins), wanted.of_job
     cpus = wanted[VMS_PER_NODE] * wanted[VCPUS] + sum(e.cpus for e in more)
-    mib = job_size.total_memory(wanted, site, lambda _: more, disk)
+    mib = job_size.total_memory(wanted, site, more, disk)
     # Not for guests of the job's size: they would get the host's reserve, too.
     if VCPUS.key not in of_job or any(e.own for e in more):
         cpus += site.node.host_reserve_cores
@@ -278,20 +258,6 @@ def needs(wanted: JobRequest, site: Site, plugins: Plugins, disk: int = 0) -> Ne
         resources.update(each.resources)
         licenses.update(each.licenses)
     return Needs(cpus, mib, round(site.batch.boot_walltime), resources, licenses)
-
-
-def extras(wanted: JobRequest, site: Site, plugins: Plugins) -> list[Extra]:
-    found = []
-    for contribution in plugins.each(hooks.vtorque_needs, request=wanted, site=site):
-        plugin = f"plugin {contribution.plugin} ({contribution.distribution})"
-        item, error = contribution.item, contribution.error
-        if error is not None:
-            raise Refused(_failure(f"{plugin} failed in vtorque_needs", error))
-        if min(item.cpus, item.mib, *item.resources.values(), *item.licenses.values()) < 0:
-            needs = printable(repr(item), 80)
-            raise Refused(f"{plugin} returned a negative value in vtorque_needs: {needs}")
-        found.append(item)
-    return found
 
 
 def check_share(

@@ -31,6 +31,7 @@ from vtorque_core.api.vm_options import FS_TYPE, RAM, VCPUS, VMS_PER_NODE
 from vtorque_core.base import names
 from vtorque_core.base.errors import HostFault, Refusal, Refused
 from vtorque_core.config import policy
+from vtorque_core.config.job_size import vcpus_on
 from vtorque_core.config.site_config import Site
 from vtorque_core.images import signature
 from vtorque_core.images.pool import ramdisk_mib, select_image
@@ -296,7 +297,7 @@ def peer_guests(context: JobContext, guests: Sequence[GuestPlan]) -> list[PeerGu
     sizes = [first.vcpus] * len(job.nodes)
     if VCPUS.key in request.of_job and len(job.cpu_counts) == len(job.nodes):
         sizes = [
-            first.vcpus if cpus == job.cpu_count else policy.vcpus_on(request, site, plugins, cpus)
+            first.vcpus if cpus == job.cpu_count else vcpus_on(request, site, plugins, cpus)
             for cpus in job.cpu_counts
         ]
     return [

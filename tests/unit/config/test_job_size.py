@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 from vtorque_core.api.values import Extra, Image, hookimpl
 from vtorque_core.api.vm_options import RAM, VCPUS, VMS_PER_NODE
 from vtorque_core.base.errors import ConfigError, Refused
-from vtorque_core.config.job_size import JobGrant
+from vtorque_core.config.job_size import JobGrant, vcpus_on
 from vtorque_core.config.policy import (
     check_options,
     check_share,
     for_job,
     needs,
     resolve,
-    vcpus_on,
 )
 from vtorque_core.config.request import Request
 from vtorque_core.config.site_config import build, parse_toml
