@@ -5,12 +5,9 @@ Each matching entry overrides earlier entries, ``[options]`` and ``[plugins]``.
 
 from __future__ import annotations
 
-import grp
 import json
-import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 from vtorque_core.base.errors import printable
@@ -47,17 +44,6 @@ class Entry:
         jobs = (f"{key} = {json.dumps(of, ensure_ascii=False)}" for key, of in names.items())
         return f"[[limits]] {self.number} ({printable(', '.join(jobs))})"
 
-    def applies(self, facts: Facts) -> bool | None:
-        """Return True if the entry applies to a job; None if this is unknown."""
-        found = [_matches(facts.get(name), wanted) for name, wanted in self.jobs.items()]
-        return False if False in found else None if None in found else True
-
-
-def _matches(has: tuple[str, ...] | None, wanted: Iterable[str]) -> bool | None:
-    if has is None:
-        return None
-    return any(fnmatchcase(name, each) for name in has for each in wanted)
-
 
 def parse_selectors(
     table: Mapping[str, Any], told: Collection[str], system: str
@@ -87,15 +73,3 @@ def parse_selectors(
             "limits for all jobs belong in [options] and [plugins]"
         )
     return found, problems
-
-
-def groups_of(user: str, gid: int) -> tuple[tuple[str, int], ...]:
-    gids = [gid, *(other for other in os.getgrouplist(user, gid) if other != gid)]
-    return tuple((_group_name(each), each) for each in gids)
-
-
-def _group_name(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return f"g{gid}"

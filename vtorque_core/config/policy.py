@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import grp
+import os
 import pwd
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
+from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +18,7 @@ from vtorque_core.api.values import FileData, Image, JobRequest, Option
 from vtorque_core.api.vm_options import IMG, RAM, VCPUS, VMS_PER_NODE, is_own_image
 from vtorque_core.base.errors import HostFault, Refusal, Refused, VtorqueError, plugin_text
 from vtorque_core.config import job_size, personal
-from vtorque_core.config.job_limits import ALWAYS_THERE, OF_BATCH, Entry, Facts, groups_of
+from vtorque_core.config.job_limits import ALWAYS_THERE, OF_BATCH, Entry, Facts
 from vtorque_core.config.job_size import JobGrant
 from vtorque_core.config.option_limits import Limits, effective_default, refusal
 from vtorque_core.config.request import Request, unknown_key
@@ -41,6 +44,18 @@ def facts_of_user(name: str = "") -> dict[str, tuple[str, ...]]:
     account = pwd.getpwnam(name) if name else personal.account()
     groups = groups_of(account.pw_name, account.pw_gid)
     return {"user": (account.pw_name,), "group": tuple(name for name, _ in groups)}
+
+
+def groups_of(user: str, gid: int) -> tuple[tuple[str, int], ...]:
+    gids = [gid, *(other for other in os.getgrouplist(user, gid) if other != gid)]
+    return tuple((_group_name(each), each) for each in gids)
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return f"g{gid}"
 
 
 def for_job(site: Site, plugins: Plugins, facts: Facts) -> tuple[Site, Plugins]:
@@ -69,9 +84,21 @@ def options_for(site: Site, facts: Facts) -> dict[str, Limits]:
 def _applicable(site: Site, facts: Facts) -> Iterator[tuple[Entry, bool]]:
     """Yield the entries that apply or may apply to a job, with True for those that surely apply."""
     for entry in site.limits:
-        counts = entry.applies(facts)
+        counts = applies(entry, facts)
         if counts is not False:
             yield entry, bool(counts)
+
+
+def applies(entry: Entry, facts: Facts) -> bool | None:
+    """Return True if an entry of ``[[limits]]`` applies to a job; None if this is unknown."""
+    found = [_matches(facts.get(name), wanted) for name, wanted in entry.jobs.items()]
+    return False if False in found else None if None in found else True
+
+
+def _matches(has: tuple[str, ...] | None, wanted: Iterable[str]) -> bool | None:
+    if has is None:
+        return None
+    return any(fnmatchcase(name, each) for name in has for each in wanted)
 
 
 def require_facts(site: Site, facts: Facts) -> None:

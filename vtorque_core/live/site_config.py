@@ -19,6 +19,7 @@ from vtorque_core.config.plugins import BUILTIN as BUILTIN
 from vtorque_core.config.plugins import Plugins as Plugins
 from vtorque_core.config.plugins import installed_plugins as installed_plugins
 from vtorque_core.config.plugins import owner as owner
+from vtorque_core.config.policy import applies as applies
 from vtorque_core.config.policy import facts_of_user as facts_of_user
 from vtorque_core.config.policy import for_job as for_job
 from vtorque_core.config.policy import options_for as options_for

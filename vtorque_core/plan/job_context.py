@@ -13,9 +13,9 @@ from vtorque_core.api.host_topology import Topology
 from vtorque_core.base import names
 from vtorque_core.base.errors import ConfigError, HostFault, Refused
 from vtorque_core.base.trust import require_secret
-from vtorque_core.config.job_limits import groups_of
 from vtorque_core.config.job_size import JobGrant
 from vtorque_core.config.plugins import Plugins
+from vtorque_core.config.policy import groups_of
 from vtorque_core.config.site_config import Site
 from vtorque_core.plan import host_ids
 from vtorque_core.plan.placement import model, node_hardware

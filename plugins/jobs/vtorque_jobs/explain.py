@@ -17,6 +17,7 @@ from vtorque_core.live.site_config import (
     Facts,
     Plugins,
     Site,
+    applies,
     effective_default,
     facts_of_user,
     for_job,
@@ -71,13 +72,13 @@ def report(site: Site, plugins: Plugins, facts: Facts) -> dict[str, Any]:
         for name, value in found.items():
             line = site.raw.line(limits.set_by[name]) if name in limits.set_by else None
             options.setdefault(key, {})[name] = {"value": value, "line": line}
-    last = {name: e.number for e in site.limits if e.applies(known) for name in e.plugins}
+    last = {name: e.number for e in site.limits if applies(e, known) for name in e.plugins}
     off = {name: site.raw.line(f"limits.{last[name]}.plugins.{name}") for name in its.withheld}
     entries = [
         {
             "entry": str(e),
             "line": site.raw.line(f"limits.{e.number}"),
-            "counts": e.applies(facts),
+            "counts": applies(e, facts),
             "unknown": sorted(e.jobs.keys() - facts.keys()),
         }
         for e in site.limits
