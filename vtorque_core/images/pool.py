@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,9 +30,6 @@ from vtorque_core.images.sidecar import (
     names,
     parse_sidecar,
 )
-
-Accept = Callable[[Sidecar], None]
-"""A function that raises Refused for an image that the site does not accept."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +68,12 @@ def check_name(name: str) -> None:
         )
 
 
-def lookup(pool: Path, name: str, cache: Path | None = None, accept: Accept | None = None) -> Image:
+def lookup(pool: Path, name: str, cache: Path | None = None, signers: Path | None = None) -> Image:
     """Return one image after checking its files.
 
     ``cache`` is the directory of the node's copies. A copy that is identical to the pool's image is
-    preferred. If the pool is missing, any copy is used. ``accept`` raises Refused for an image that
-    the site forbids.
+    preferred. If the pool is missing, any copy is used. One of ``signers`` must have signed the
+    image.
     """
     check_name(name)
     if cache is not None and not pool.is_dir() and cache.is_dir():
@@ -87,8 +83,10 @@ def lookup(pool: Path, name: str, cache: Path | None = None, accept: Accept | No
         pool = cache
     else:
         found = _read_image(pool, name).sidecar
-    if accept is not None:
-        accept(found)
+    if signers is not None:
+        from vtorque_core.images.signature import signer_of  # noqa: PLC0415 - not by vsub
+
+        signer_of(found, signers)
     return found.image(pool)
 
 
@@ -118,14 +116,14 @@ def select(
     distro: str | None,
     arch: str | None,
     cache: Path | None = None,
-    accept: Accept | None = None,
+    signers: Path | None = None,
 ) -> Image:
     """Return the image with this name; without a name, the only image of ``distro`` and ``arch``.
 
     ``distro`` may be a family (``redhat`` for Rocky Linux).
     """
     if name:
-        image = lookup(pool, name, cache, accept)
+        image = lookup(pool, name, cache, signers)
         for key, wanted, has in (("distro", distro, _distros(image)), ("arch", arch, [image.arch])):
             if wanted and wanted.lower() not in has:
                 message = f"does not fit img={name}, whose {key} is {' or '.join(has)}"
@@ -140,7 +138,7 @@ def select(
         if (not distro or distro.lower() in _distros(image)) and arch in (None, "", image.arch)
     ]
     if len(fit) == 1:
-        return lookup(pool, fit[0].name, cache, accept)
+        return lookup(pool, fit[0].name, cache, signers)
     asked = " ".join(f"{k}={printable(v)}" for k, v in (("distro", distro), ("arch", arch)) if v)
     found = ", ".join(i.name for i in fit or usable) or "none"
     if not fit:
@@ -270,12 +268,12 @@ def select_image(
     site: Site,
     plugins: Plugins,
     cache: Path | None = None,
-    accept: Accept | None = None,
+    signers: Path | None = None,
 ) -> Image:
-    """Return the image that a job requests. ``cache`` and ``accept``: see :func:`lookup`."""
+    """Return the image that a job requests. ``cache`` and ``signers``: see :func:`lookup`."""
 
     def named(name: str, distro: str | None = None, arch: str | None = None) -> Image:
-        return select(site.images.pool, name, distro, arch, cache, accept)
+        return select(site.images.pool, name, distro, arch, cache, signers)
 
     if not is_own_image(request[IMG]):
         return named(request[IMG], request[DISTRO], request[ARCH])

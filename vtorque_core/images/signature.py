@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,14 +32,6 @@ def signed_bytes(sidecar: Sidecar) -> bytes:
     facts = {key: value for key, value in sidecar.as_json().items() if key not in _NOT_SIGNED}
     facts["files"] = {file: record.sha256 for file, record in sidecar.files.items()}
     return json.dumps(facts, sort_keys=True, separators=(",", ":")).encode("ascii")
-
-
-def acceptor(signers: str) -> Callable[[Sidecar], None]:
-    def accept(sidecar: Sidecar) -> None:
-        if signers:
-            signer_of(sidecar, Path(signers))
-
-    return accept
 
 
 def signer_of(sidecar: Sidecar, signers: Path) -> str:

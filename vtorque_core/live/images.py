@@ -40,7 +40,6 @@ from vtorque_core.images.sidecar import check_facts as check_facts
 from vtorque_core.images.sidecar import file_names as file_names
 from vtorque_core.images.sidecar import names as names
 from vtorque_core.images.sidecar import version_of as version_of
-from vtorque_core.images.signature import acceptor as acceptor
 from vtorque_core.images.signature import signed_bytes as signed_bytes
 from vtorque_core.images.signature import signer_of as signer_of
 

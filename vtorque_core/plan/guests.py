@@ -33,7 +33,6 @@ from vtorque_core.base.errors import HostFault, Refusal, Refused
 from vtorque_core.config import policy
 from vtorque_core.config.job_size import vcpus_on
 from vtorque_core.config.site_config import Site
-from vtorque_core.images import signature
 from vtorque_core.images.pool import ramdisk_mib, select_image
 from vtorque_core.plan import guest_network, host_ids
 from vtorque_core.plan.domain.merge import Contributed, MergedDomain, merge
@@ -86,8 +85,8 @@ def plan_guests(
     """
     site = context.site
     cache = Path(site.images.cache) if site.images.cache else None
-    accept = signature.acceptor(site.images.signers)
-    image = select_image(request, site, context.plugins, cache, accept)
+    signers = Path(site.images.signers) if site.images.signers else None
+    image = select_image(request, site, context.plugins, cache, signers)
     disk = ramdisk_mib(request, image)
     request, notes = policy.resolve(request, site, context.plugins, context.granted, image, disk)
     uids = host_ids.free_uids(site)

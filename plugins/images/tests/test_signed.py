@@ -29,7 +29,6 @@ from vtorque_core.live.images import (
     FileRecord,
     Plugins,
     Sidecar,
-    acceptor,
     describe,
     lookup,
     names,
@@ -71,7 +70,7 @@ def rewrite(pool: Path, name: str, change: Callable[[dict[str, Any]], None]) -> 
 
 
 def looked_up(pool: Path, name: str, signers: Path, cache: Path | None = None) -> Any:
-    return lookup(pool, name, cache, acceptor(str(signers)))
+    return lookup(pool, name, cache, signers)
 
 
 def tamper_cmdline(data: dict[str, Any]) -> None:
@@ -173,11 +172,10 @@ def test_signed_image_under_another_name_is_refused(
 
 def test_default_image_must_be_signed(pool: Path, keys: Path, signers: Path) -> None:
     put(pool, "m")
-    accept = acceptor(str(signers))
     with pytest.raises(Refused, match="not signed"):
-        select(pool, None, "micro", None, None, accept)
+        select(pool, None, "micro", None, None, signers)
     put(pool, "m", keys / "site")
-    assert select(pool, None, "micro", None, None, accept).name == "m"
+    assert select(pool, None, "micro", None, None, signers).name == "m"
 
 
 # -- Copies ----------------------------------------------------------------------------------------

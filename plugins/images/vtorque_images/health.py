@@ -16,10 +16,10 @@ from vtorque_core.live.images import (
     ListedImage,
     Sidecar,
     Site,
-    acceptor,
     boots_by_uefi,
     describe,
     listing,
+    signer_of,
 )
 
 _SYNC = "vmgr images sync --nodes NODE, on the host that fills the pool"
@@ -81,11 +81,10 @@ def _split_listing(pool: Path) -> tuple[list[Sidecar], list[BrokenImage]]:
 
 def _check_signed(found: Iterable[Sidecar], site: Site) -> Iterator[HealthResult]:
     """Check that the configured signers are usable, and report images that no signer signed."""
-    accept = acceptor(site.images.signers)
     good = 0
     for sidecar in found:
         try:
-            accept(sidecar)
+            signer_of(sidecar, Path(site.images.signers))
             good += 1
         except Refused as error:
             yield warning(str(error), f"vmgr images sign {sidecar.name} --key FILE, or remove it")
