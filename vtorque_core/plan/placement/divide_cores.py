@@ -19,7 +19,7 @@ from vtorque_core.plan.placement.model import (
     demand,
 )
 from vtorque_core.plan.placement.packing import Cut, Room, Search, pick_cpus
-from vtorque_core.plan.placement.pool_items import amounts, caches, misfits, pools
+from vtorque_core.plan.placement.pool_items import CacheShare, amounts, caches, misfits, pools
 from vtorque_core.plan.placement.refusals import check_memory, check_numa, require_fit
 
 
@@ -132,15 +132,14 @@ class _Division:
     def placements(self) -> list[Placement]:
         self._check_count()
         self.floating = self._floating()
+        guests = range(len(self.demands))
         memory = self._memory()
-        leased = pools(self.demands, self.free, [self._nodes(g) for g in range(len(self.cuts))])
-        used: set[str] = set()
+        nodes = [self._nodes(guest) for guest in guests]
+        vcpus = [self._own_vcpus(guest) for guest in guests]
+        leased = pools(self.demands, self.free, nodes)
         counted = amounts(self.demands, self.free)
-        found = [
-            self._placement(guest, memory[guest], leased[guest], used)
-            for guest in range(len(self.demands))
-        ]
-        return [replace(at, amounts=mine) for at, mine in zip(found, counted, strict=True)]
+        cached = caches(self.demands, self.free, vcpus)
+        return list(map(self._placement, guests, memory, leased, counted, cached))
 
     def _check_count(self) -> None:
         if self.share.cpu_count is not None and len(self.own) > self.share.limit:
@@ -195,6 +194,10 @@ class _Division:
             cores["emulator"] = cores.get("io") or near or cores.get("vcpu", ())
         return cores
 
+    def _own_vcpus(self, guest: int) -> tuple[int, ...]:
+        vcpu = self.demands[guest].cores.get("vcpu")
+        return self._cores(guest)["vcpu"] if vcpu is not None and vcpu.own else ()
+
     def _nodes(self, guest: int) -> tuple[int, ...]:
         if guest in self.homes:
             return (self.homes[guest],)
@@ -224,15 +227,16 @@ class _Division:
         guest: int,
         memory: tuple[dict[int, int], dict[int, int]],
         leased: dict[str, tuple[str, ...]],
-        used: set[str],
+        counted: dict[str, int],
+        cached: CacheShare,
     ) -> Placement:
         d, share = self.demands[guest], self.share
         plain, paged = memory
         total = {n: plain.get(n, 0) + paged.get(n, 0) for n in {*plain, *paged}}
         cores = self._cores(guest)
         own = frozenset(use for use, wanted in d.cores.items() if wanted.own)
-        alone = cores["vcpu"] if "vcpu" in own else ()
-        got, items = caches(d, alone, self.free, used)
+        alone = self._own_vcpus(guest)
+        parts, cache_items = cached
         everything = set(share.machine.cpus)
         if not share.cpus:  # the whole node is no restriction
             shared = {u for u, c in cores.items() if u not in own and set(c) == everything}
@@ -245,14 +249,15 @@ class _Division:
             own=own,
             share=() if not share.cpus and set(mine) == everything else mine,
             memory_mib=d.memory_mib,
-            leased={**leased, **items},
+            leased={**leased, **cache_items},
             nodes=self._nodes(guest) if several else (),
             memory=plain,
             paged=paged,
             numa=(d.numa or share.numa) if several and (own or not crossing) else None,
             page_kib=d.page_kib,
             threads=self._threads(alone) if alone else 1,
-            caches=got,
+            caches=parts,
+            amounts=counted,
             idle=self.cuts[guest].idle,
             most={use: c.most for use, c in d.cores.items() if c.own and c.most > c.count},
             growing=tuple(c for c in self.floating if c in self.free.ownable),

@@ -11,6 +11,9 @@ from vtorque_core.plan.placement.model import Demand, FreeResources, NoFit, fami
 _WAIT = "request less, or wait until other jobs have ended"
 _FIX = {True: "request less: this never fits this node", False: _WAIT}  # key: True if it never fits
 
+CacheShare = tuple[tuple[tuple[int, int, int], ...], dict[str, tuple[str, ...]]]
+"""A guest's cache parts (level, cache id, KiB), and its items in the pool ``cache``."""
+
 
 def misfits(d: Demand, free: FreeResources) -> dict[int, int]:
     """Count for each NUMA node a guest's preferences that the node does not meet."""
@@ -79,35 +82,33 @@ def amounts(demands: Sequence[Demand], free: FreeResources) -> list[dict[str, in
 
 
 def caches(
-    d: Demand, vcpus: tuple[int, ...], free: FreeResources, used: set[str]
-) -> tuple[tuple[tuple[int, int, int], ...], dict[str, tuple[str, ...]]]:
-    """Return the guest's cache parts (level, cache id, KiB), and its items in the pool ``cache``.
+    demands: Sequence[Demand], free: FreeResources, vcpus: Sequence[tuple[int, ...]]
+) -> list[CacheShare]:
+    """Return each guest's part of the caches of its exclusive ``vcpus``.
 
-    An item is a way of a cache (``L3-0/7``) or a resctrl group (``group-2``). ``used`` has the
-    items of the job's earlier guests; this guest's items are added.
+    An item is a way of a cache (``L3-0/7``) or a resctrl group (``group-2``).
     """
-    parts = []
-    items: list[str] = []
-    for claim in d.caches:
-        banks = [
-            b
-            for b in free.share.machine.caches
-            if b.level == claim.level and set(b.cpus) & set(vcpus)
-        ]
-        if not banks or not all(bank.granularity_kib for bank in banks):
-            why = "the guest's cores are shared" if not vcpus else "this node cannot divide caches"
-            raise _no_cache(claim, why, "0 KiB")
-        held = free.taken.leased_items("cache") | used
-        groups = [f"group-{n}" for n in range(min(b.most for b in banks) - 1)]
-        items += _free(claim, groups, held, 1, "allocations are free on this node")
-        for bank in banks:
-            need = -(-max(claim.kib, bank.least_kib) // bank.granularity_kib)
-            steps = [f"L{bank.level}-{bank.id}/{n}" for n in range(bank.steps)]
-            what = f"steps of {bank.granularity_kib} KiB are free in cache {bank.id}"
-            items += _free(claim, steps, held, need, what)
-            parts.append((bank.level, bank.id, need * bank.granularity_kib))
-    used.update(items)
-    return tuple(parts), ({"cache": tuple(items)} if items else {})
+    held = set(free.taken.leased_items("cache"))
+    result: list[CacheShare] = []
+    for d, cpus in zip(demands, vcpus, strict=True):
+        parts, items = [], list[str]()
+        near = [bank for bank in free.share.machine.caches if set(bank.cpus) & set(cpus)]
+        for claim in d.caches:
+            banks = [bank for bank in near if bank.level == claim.level]
+            if not banks or not all(bank.granularity_kib for bank in banks):
+                why = "this node cannot divide caches" if cpus else "the guest's cores are shared"
+                raise _no_cache(claim, why, "0 KiB")
+            groups = [f"group-{n}" for n in range(min(bank.most for bank in banks) - 1)]
+            items += _free(claim, groups, held, 1, "allocations are free on this node")
+            for bank in banks:
+                need = -(-max(claim.kib, bank.least_kib) // bank.granularity_kib)
+                steps = [f"L{bank.level}-{bank.id}/{n}" for n in range(bank.steps)]
+                what = f"steps of {bank.granularity_kib} KiB are free in cache {bank.id}"
+                items += _free(claim, steps, held, need, what)
+                parts.append((bank.level, bank.id, need * bank.granularity_kib))
+        held.update(items)
+        result.append((tuple(parts), {"cache": tuple(items)} if items else {}))
+    return result
 
 
 def _free(
