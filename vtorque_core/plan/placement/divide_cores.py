@@ -18,8 +18,8 @@ from vtorque_core.plan.placement.model import (
     NoFit,
     demand,
 )
-from vtorque_core.plan.placement.packing import Cut, Room, Search, pick_cpus
-from vtorque_core.plan.placement.pool_items import CacheShare, amounts, caches, misfits, pools
+from vtorque_core.plan.placement.packing import Cut, Room, Search, misfits, pick_cpus
+from vtorque_core.plan.placement.pool_items import CacheShare, amounts, caches, pools
 from vtorque_core.plan.placement.refusals import check_memory, check_numa, require_fit
 
 

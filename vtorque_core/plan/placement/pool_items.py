@@ -15,20 +15,6 @@ CacheShare = tuple[tuple[tuple[int, int, int], ...], dict[str, tuple[str, ...]]]
 """A guest's cache parts (level, cache id, KiB), and its items in the pool ``cache``."""
 
 
-def misfits(d: Demand, free: FreeResources) -> dict[int, int]:
-    """Count for each NUMA node a guest's preferences that the node does not meet."""
-    result: Counter[int] = Counter()
-    nodes = free.share.machine.nodes
-    for node in nodes if d.near else ():
-        result[node.id] = int(node.id not in d.near)
-    for claim in d.pools:
-        items = set(claim.items) - free.taken.leased_items(claim.pool)
-        for node in nodes if claim.near else ():
-            here = sum(claim.near.get(item, node.id) == node.id for item in items)
-            result[node.id] += max(0, claim.count - here)
-    return dict(result)
-
-
 def pools(
     demands: Sequence[Demand], free: FreeResources, nodes: Sequence[tuple[int, ...]]
 ) -> list[dict[str, tuple[str, ...]]]:
