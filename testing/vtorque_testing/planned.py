@@ -213,7 +213,7 @@ class PlannedNode:
         return self._items("vtorque_guest_context", guest=guest, site=self.site)
 
     def pre_boot_resources(self, *guests: GuestPlan) -> list[tuple[Resource, GuestPlan | None]]:
-        """Return the resources that plugins acquire before the boot, each with its guest.
+        """Return the resources that plugins acquire until the guests boot, each with its guest.
 
         No resource is created. The guest is None for a resource of the whole job.
         """
@@ -234,6 +234,7 @@ class PlannedNode:
             warn=_ignore_warning,
         )
         self._items("vtorque_pre_boot", job=job)
+        self._items("vtorque_while_booting", job=job)
         return got
 
     def domain(self, guest: GuestPlan, **spec: Any) -> str:

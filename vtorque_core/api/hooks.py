@@ -518,6 +518,8 @@ def vtorque_pre_boot(job: NodeJob) -> None:
 def vtorque_while_booting(job: NodeJob) -> None:
     """Act while the guests boot: their domains run, but the guests are not ready yet.
 
+    If guests boot on the job shell's order (:class:`LateDriver`), their domains do not exist yet.
+
     Start processes of the node here (:class:`vtorque_core.live.node_process.NodeProcess`). Earlier,
     they would use CPUs that QEMU needs to start.
 

@@ -112,7 +112,7 @@ def await_tap(tap: str, end: int) -> bool:
     """Wait until a tap device is a bridge port, or until ``end`` is readable: then return False."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW) as links:
         links.bind((0, 1))  # RTMGRP_LINK: changes of devices, rtnetlink(7)
-        while not Path(f"/sys/class/net/{tap}/brport").exists():
+        while not Path(f"/sys/class/net/{tap}/brport/group_fwd_mask").exists():
             if end in wait_readable([links.fileno(), end]):
                 return False
             with contextlib.suppress(OSError):  # ENOBUFS: changes were lost

@@ -47,7 +47,7 @@ def site_of(plugins, text):
 def test_no_sink_and_no_follower_without_settings(plugins):
     site = site_of(plugins, "")
     assert site[Settings].unprivileged_sinks == [] and site[Settings].enabled_sinks == []
-    node.vtorque_while_booting(types.SimpleNamespace(site=site))  # acquires nothing
+    node.vtorque_pre_boot(types.SimpleNamespace(site=site))  # acquires nothing
 
 
 def test_configured_sinks_are_opened_and_a_follower_is_started(plugins, tmp_path):
@@ -60,7 +60,7 @@ def test_configured_sinks_are_opened_and_a_follower_is_started(plugins, tmp_path
     assert site[Settings].unprivileged_sinks == ["syslog", "journald", "acme"]
     assert site[Settings].enabled_sinks == ["syslog", "journald", "file", "acme"]
     acquired = []
-    node.vtorque_while_booting(types.SimpleNamespace(site=site, acquire=acquired.append))
+    node.vtorque_pre_boot(types.SimpleNamespace(site=site, acquire=acquired.append))
     (one,) = acquired
     assert (one.kind, one.scope) == ("joblog-follower", "node")
 
@@ -72,7 +72,7 @@ def test_follower_that_cannot_start_is_a_warning(plugins):
         raise HostFault("no space")
 
     site = site_of(plugins, "journald = true")
-    node.vtorque_while_booting(types.SimpleNamespace(site=site, acquire=acquire, warn=told.append))
+    node.vtorque_pre_boot(types.SimpleNamespace(site=site, acquire=acquire, warn=told.append))
     assert told == ["its log is not sent to the log sinks yet: no space"]
 
 

@@ -34,8 +34,11 @@ vtorque_resources = constant_hook(Follower)
 
 
 @hookimpl
-def vtorque_while_booting(job: NodeJob) -> None:
-    """Start the node's :class:`Follower` unless it is running, without waiting for it."""
+def vtorque_pre_boot(job: NodeJob) -> None:
+    """Start the node's :class:`Follower` unless it is running, without waiting for it.
+
+    Before the boot, so that the log of a failed boot reaches the sinks.
+    """
     if job.site[Settings].enabled_sinks:
         Follower.start(job, "its log is not sent to the log sinks yet")
 

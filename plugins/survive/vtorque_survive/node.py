@@ -19,6 +19,7 @@ from vtorque_survive.settings import Settings, moves_directory
 
 _prepare_job = deferred("vtorque_survive.start:prepare_job")
 _remove_old_records = deferred("vtorque_survive.start:remove_old_records")
+_UNWATCHED = "the job cannot be suspended"
 _receive_guests = deferred("vtorque_survive.receive:receive_guests")
 
 # Importing all of this plugin would take a tenth of a job's start, and the batch system waits for
@@ -62,16 +63,23 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
 def vtorque_pre_boot(job: NodeJob) -> None:
     """Create the job's lock file, its FIFO to the node's watcher, and what restored guests need.
 
-    Start the watcher if guests migrate here: this process may be killed when they have arrived.
+    Start the watcher before the boot if it checks the node's health, because boots may fail, and
+    if guests migrate here, because this process may be killed when they have arrived.
     """
     _prepare_job(job)
+    if _needs_early_watcher(job):
+        WatcherProcess.start(job, _UNWATCHED)
 
 
 @hookimpl
 def vtorque_while_booting(job: NodeJob) -> None:
-    """Start the node's watcher, unless the guests migrated here (:func:`vtorque_pre_boot`)."""
-    if not job.guests[0].source.remote:
-        WatcherProcess.start(job, "the job cannot be suspended")
+    """Start the node's watcher, unless :func:`vtorque_pre_boot` has done so."""
+    if not _needs_early_watcher(job):
+        WatcherProcess.start(job, _UNWATCHED)
+
+
+def _needs_early_watcher(job: NodeJob) -> bool:
+    return job.guests[0].source.remote or bool(job.site[Settings].health_command)
 
 
 @hookimpl

@@ -7,7 +7,6 @@ from vtorque_core.api.job_files import File
 from vtorque_core.api.kept_records import place
 from vtorque_core.api.node_job import NodeJob
 from vtorque_survive import placeholder
-from vtorque_survive.process import WatcherProcess
 from vtorque_survive.request import Fifo, path_of
 from vtorque_survive.resume_options import CHECKPOINT, NEVER, RESUME
 from vtorque_survive.settings import Settings
@@ -26,7 +25,6 @@ def prepare_job(job: NodeJob) -> None:
 
         migration_record.keep_for_return(paths, key)
         restore.acquire_empty_disks(job)
-        WatcherProcess.start(job, "the job cannot be suspended")
     elif job.site[Settings].checkpoints or first[CHECKPOINT] != NEVER or first.request[RESUME]:
         from vtorque_survive import periodic, restore  # noqa: PLC0415 - few jobs are saved
 

@@ -179,9 +179,8 @@ def test_processes_of_the_node_start_when_qemu_has_started(monkeypatch):
     start = SimpleNamespace(site=mock.Mock(), deadline=0.0, enter=did.append, call_hook=did.append)
     each = GuestSpec(planned.guest_plan(), mock.Mock(), "p", (), MergedDomain(()), ())
     one = boot.GuestBoot(start, each, "tcg", threading.Event())
-    boot.boot_all(start, [one], booting=lambda: did.append("shell"))
-    booting = ["shell", "vtorque_while_booting", "READY"]
-    assert did == ["boot", "domain", "ready", *booting, "post-boot", "vtorque_post_boot"]
+    boot.boot_all(start, [one], booting=lambda: did.append("others"))
+    assert did == ["boot", "domain", "others", "ready", "READY", "post-boot", "vtorque_post_boot"]
 
 
 @pytest.mark.parametrize("created", [True, False])
@@ -208,15 +207,30 @@ def test_nic_is_filtered_while_qemu_starts(paths, monkeypatch, created):
     assert (filtered.is_set(), each._unfiltered) == (created, [] if created else ["vt1"])
 
 
-def test_domain_whose_nic_cannot_be_filtered_is_a_fault(paths, monkeypatch):
-    def fail(_):
+def test_guest_whose_nic_cannot_be_filtered_does_not_run(paths, monkeypatch):
+    tries, resumed = [], []
+
+    def fail(tap):
+        tries.append(tap)
         raise HostFault("nft: no memory")
 
     monkeypatch.setattr(boot.netfilter, "await_tap", lambda *_: True)
     monkeypatch.setattr(boot.netfilter, "filter_tap", fail)
     monkeypatch.setattr(hypervisor, "create_domain", lambda *_, **__: None)
-    each = boot_of(paths)
+    monkeypatch.setattr(hypervisor, "resume_domain", resumed.append)
+    each = boot_of(paths, acquire=lambda domain, guest: domain.create())
     each.rendered, each._unfiltered = "<domain/>", ["vt1"]
     with pytest.raises(HostFault, match="nft: no memory"):
-        each.create()
-    assert each._unfiltered == ["vt1"]
+        boot.boot_one(each)
+    assert (tries, resumed) == (["vt1", "vt1"], [])
+
+
+def test_process_ends_although_libvirtd_hangs(paths, monkeypatch):
+    """The thread that filters the guest's NIC waits for libvirt, too."""
+    monkeypatch.setattr(boot.netfilter, "await_tap", lambda _, end: select.select([end], (), ()))
+    monkeypatch.setattr(hypervisor, "create_domain", lambda *_, **__: time.sleep(600))
+    each = boot_of(paths)
+    each.rendered, each._unfiltered = "<domain/>", ["vt1"]
+    threading.Thread(target=each.create, daemon=True).start()
+    eventually(lambda: any(t.name.startswith("filter") for t in threading.enumerate()))
+    assert all(t.daemon for t in threading.enumerate() if t.name.startswith("filter"))

@@ -305,19 +305,19 @@ def test_domain_that_does_not_end_keeps_all_resources_of_its_guest(paths, start,
 
 
 @pytest.mark.parametrize("needs", [False, True])
-def test_guest_ends_beside_later_processes_of_the_node(
+def test_process_of_the_node_that_hangs_delays_only_what_it_needs(
     paths, start, domains, tmp_path, monkeypatch, needs
 ):
-    """The manager's release waits for the domain's, unless the manager needs the domain."""
+    """The process's record is later than those of the guest, because it starts while they boot."""
     journal = start()
-    seq = journal.take(domain(0), guest=0)
-    manager = str(tmp_path / "manager")
-    journal.take(CardManager(manager), needs=[seq] if needs else ())
-    seconds = 1 if needs else LONG
-    gone = lambda _: eventually(lambda: not (domains / "u0").exists(), seconds)  # noqa: E731
-    monkeypatch.setattr(CardManager, "release", gone)
-    report = teardown(journal.path, paths, loaded())
-    assert bool(report.failed) == needs
+    made = [journal.take(AcmeCard(str(tmp_path / "card")), guest=0)]
+    made.append(journal.take(domain(0), guest=0))
+    journal.take(CardManager(str(tmp_path / "manager")), needs=made if needs else ())
+    monkeypatch.setattr(CardManager, "release", lambda _: time.sleep(60))
+    report = teardown(journal.path, paths, loaded(), release_timeout=0.5, deadline=30)
+    assert [o.kind for o in report.failed] == ["acme-manager"]
+    assert numbers(report.held) == (made[::-1] if needs else [])
+    assert numbers(report.released) == ([] if needs else made[::-1])
 
 
 def test_core_leased_at_run_time_is_held_by_its_domain(paths, start, domains, tmp_path):

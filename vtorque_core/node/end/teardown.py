@@ -241,15 +241,21 @@ class _Teardown:
 
     def release_all(self) -> None:
         while self.pending or self.running:
-            # This process itself releases the node's resources, beside its children.
-            for seq in sorted(self.pending, key=lambda s: (self.open[s].scope == "node", -s)):
-                if seq in self.pending and self._may_start(self.pending[seq]):
-                    self._start(self.pending.pop(seq))
+            if not self._start_all("job"):
+                self._start_all("node")  # in this process, so that nothing else waits for them
             wait_any(list(self.running.values()))
             for seq, child in list(self.running.items()):
                 if child.check():
                     del self.running[seq]
                     self._finish_record(self.open[seq], child.error or "")
+
+    def _start_all(self, scope: str) -> bool:
+        before = len(self.pending)
+        for seq in sorted(self.pending, reverse=True):
+            record = self.pending.get(seq)
+            if record is not None and record.scope == scope and self._may_start(record):
+                self._start(self.pending.pop(seq))
+        return len(self.pending) < before
 
     def _may_start(self, record: reading.Record) -> bool:
         if len(self.running) >= _MOST:
@@ -260,11 +266,9 @@ class _Teardown:
                 if record.kind == reading.LEASE and together:
                     return False  # also leases acquired while the guest ran
                 continue
-            apart = {
-                record.kind,
-                other.kind,
-            } <= HELPERS and record.plugin == other.plugin == reading.CORE
-            apart = apart or (other.scope == "node" and record.scope != "node")
+            apart = {record.kind, other.kind} <= HELPERS
+            apart = apart and record.plugin == other.plugin == reading.CORE
+            apart = apart or (other.scope == "node" and record.scope == "job")
             if other.seq > record.seq and ((together and not apart) or record.seq in other.needs):
                 return False
         return True

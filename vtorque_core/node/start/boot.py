@@ -102,7 +102,7 @@ def guest_boots(start: StartAttempt, prepared: Sequence[GuestSpec]) -> list[Gues
 def boot_all(
     start: StartAttempt, boots: Sequence[GuestBoot], booting: Callable[[], None] = lambda: None
 ) -> list[int | None]:
-    """Boot all guests in parallel, wait until they are ready, and call plugins' hooks.
+    """Boot all guests in parallel, wait until they are ready, and call ``vtorque_post_boot``.
 
     Calls ``booting`` when the domains run. Returns the descriptor of each guest's
     :class:`Console`, or None.
@@ -146,9 +146,8 @@ def boot_all(
             _end(start, each)
 
     booted = _run_parallel(boots, boot)
-    start.enter("ready")
     booting()
-    start.call_hook("vtorque_while_booting")
+    start.enter("ready")
     _run_parallel([each for each, _ in booted], ready, stop)
     start.enter("post-boot")
     start.call_hook("vtorque_post_boot")
@@ -215,20 +214,27 @@ class GuestBoot:
         xml = self.rendered
         self.time_left()
         # No timeout: an abandoned call could create the domain after the teardown looked for it.
-        with self.watch_daemons(), self._filter_meanwhile():
+        with self._filter_meanwhile(), self.watch_daemons():
             hypervisor.create_domain(self.uri, xml, paused=True)
 
     @contextlib.contextmanager
     def _filter_meanwhile(self) -> Iterator[None]:
         """Filter each NIC when libvirt has created its tap device, while QEMU starts."""
         end, ended = os.pipe()
-        with safefs.closing(end), ThreadPoolExecutor(1) as pool:
-            filtered = pool.submit(self.filter_nics, lambda tap: netfilter.await_tap(tap, end))
+
+        def work() -> None:
+            with contextlib.suppress(Exception):  # boot_one() tries again
+                self.filter_nics(lambda tap: netfilter.await_tap(tap, end) and self.time_left() > 0)
+
+        # A daemon thread, so that this process can end although libvirtd hangs.
+        thread = threading.Thread(target=work, name="filter NICs", daemon=True)
+        with safefs.closing(end):
+            thread.start()
             try:
                 yield
             finally:
                 os.close(ended)
-            filtered.result()
+                thread.join()
 
     def filter_nics(self, is_there: Callable[[str], bool] = lambda _: True) -> None:
         for tap in filter(is_there, [*self._unfiltered]):

@@ -119,9 +119,11 @@ def acquire_all(
     # Each thread mostly waits for a process, which uses the CPUs of the start.
     with ThreadPoolExecutor(min(8, 2 * len(os.sched_getaffinity(0)))) as pool:
         helpers = [pool.submit(start.acquire, *one) for one in wanted]
-        meanwhile()
-    for helper in helpers:
-        helper.result()
+        try:
+            meanwhile()
+        finally:
+            for helper in helpers:
+                helper.result()
     for each in prepared:
         start.acquire_all(each.resources, guest=each.plan, acting=each.owner)
 

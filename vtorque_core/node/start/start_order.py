@@ -159,14 +159,14 @@ def _start(
     start.guests = [each.plan for each in prepared]
     _keep_facts(start, job, wanted, prepared)
 
-    def start_shell() -> None:
+    def while_booting() -> None:
         if job.placed is not None:
             os.eventfd_write(job.placed, 1)
+        start.call_hook("vtorque_while_booting")
 
+    if job.placed is not None and any(each.plan.source.warm_key for each in prepared):
+        os.eventfd_write(job.placed, 1)  # earlier, because QEMU runs already
     on_order = isinstance(prepared[0].driver, LateDriver)
-    # Otherwise the start of the shell would slow the start of QEMU.
-    if on_order or any(each.plan.source.warm_key for each in prepared):
-        start_shell()
     start.enter("pre-boot")
     boots = [] if on_order else boot.guest_boots(start, prepared)
     guest_resources.acquire_all(start, prepared, meanwhile=lambda: [b.rendered for b in boots])
@@ -175,8 +175,9 @@ def _start(
 
     if on_order:
         boot.boot_on_order(start, prepared)
+        while_booting()
     else:
-        boot.boot_all(start, boots, booting=start_shell)  # phases boot, ready, post-boot
+        boot.boot_all(start, boots, booting=while_booting)  # phases boot, ready, post-boot
     _prove_ready(start, told, prepared[0], notices)
     start.enter("await the script" if on_order else "run")
     with contextlib.suppress(JournalError, OSError):  # the owner cannot read the journal
