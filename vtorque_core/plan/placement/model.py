@@ -7,15 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, TypeVar
 
-from vtorque_core.api.claims import (
-    AmountClaim,
-    CacheClaim,
-    Claim,
-    CoreClaim,
-    MemoryClaim,
-    PoolClaim,
-    RamClaim,
-)
+from vtorque_core.api import claims
 from vtorque_core.api.host_topology import NumaNode, Topology
 from vtorque_core.base.errors import Refusal, Refused
 from vtorque_core.base.sizes import show_mib
@@ -221,10 +213,10 @@ class Demand:
     ram_key: str = "ram"
     numa_key: str = "ram"
     largest: tuple[int, str] = (0, "ram")
-    pools: tuple[PoolClaim, ...] = ()
-    caches: tuple[CacheClaim, ...] = ()
+    pools: tuple[claims.PoolClaim, ...] = ()
+    caches: tuple[claims.CacheClaim, ...] = ()
     near: frozenset[int] = frozenset()
-    amounts: tuple[AmountClaim, ...] = ()
+    amounts: tuple[claims.AmountClaim, ...] = ()
 
     @property
     def own(self) -> int:
@@ -259,21 +251,21 @@ class Demand:
         return self.mib + self.paged_mib
 
 
-def demand(claims: Sequence[Claim]) -> Demand:
-    rams = [c for c in claims if isinstance(c, RamClaim)]
+def demand(wanted: Sequence[claims.Claim]) -> Demand:
+    rams = [c for c in wanted if isinstance(c, claims.RamClaim)]
     page = _agree_on("huge pages", ((r.page_kib, r.key) for r in rams))
     numa: Numa | None = _agree_on("numa", [(r.numa, r.key) for r in rams])
-    memory = [c for c in claims if isinstance(c, MemoryClaim)]
+    memory = [c for c in wanted if isinstance(c, claims.MemoryClaim)]
     if any(c.mib < 0 for c in memory):
         raise ValueError("a claim for memory is negative")
     ram = sum(c.mib for c in memory if c.use == RAM_USE)
     rest = sum(c.mib for c in memory) - ram
-    cores = [c for c in claims if isinstance(c, CoreClaim)]
-    pools = tuple(c for c in claims if isinstance(c, PoolClaim))
-    amounts = tuple(c for c in claims if isinstance(c, AmountClaim))
+    cores = [c for c in wanted if isinstance(c, claims.CoreClaim)]
+    pools = tuple(c for c in wanted if isinstance(c, claims.PoolClaim))
+    amounts = tuple(c for c in wanted if isinstance(c, claims.AmountClaim))
     if any(c.amount < 0 for c in amounts):
         raise ValueError("a claim for a pool has a negative amount")
-    for name in (c.pool for c in claims if isinstance(c, PoolClaim | AmountClaim)):
+    for name in (c.pool for c in wanted if isinstance(c, claims.PoolClaim | claims.AmountClaim)):
         if name.partition("/")[0] in OWN_POOLS:
             raise ValueError(f"the pool name {name} is reserved for vTorque")
     if page is not None and ram * 1024 % page:
@@ -297,17 +289,17 @@ def demand(claims: Sequence[Claim]) -> Demand:
         numa_key=next((r.key for r in rams if r.numa), "ram"),
         largest=max(((c.mib, c.key) for c in memory if c.use != "emulator"), default=(0, "ram")),
         pools=pools,
-        caches=tuple(c for c in claims if isinstance(c, CacheClaim)),
+        caches=tuple(c for c in wanted if isinstance(c, claims.CacheClaim)),
         near=frozenset(node for r in rams for node in r.near),
         amounts=amounts,
     )
 
 
-def _cores(claims: Sequence[CoreClaim]) -> Cores:
-    wanting = [c for c in claims if c.exclusive or c.cpus or c.whole_cores or c.at_most]
-    key = (wanting or claims)[-1].key
-    count = max(c.count for c in claims)
-    most = min((c.at_most for c in claims if c.at_most is not None), default=count)
+def _cores(wanted: Sequence[claims.CoreClaim]) -> Cores:
+    wanting = [c for c in wanted if c.exclusive or c.cpus or c.whole_cores or c.at_most]
+    key = (wanting or wanted)[-1].key
+    count = max(c.count for c in wanted)
+    most = min((c.at_most for c in wanted if c.at_most is not None), default=count)
     if count < 1 or most < count:
         raise Refused(
             f"the minimum of {count} cores is more than the maximum of {most}"
@@ -318,7 +310,7 @@ def _cores(claims: Sequence[CoreClaim]) -> Cores:
             limit=f"1 to {most}" if most >= 1 else None,
             fix="lower the minimum or raise the maximum",
         )
-    cpus = _agree_on("a mapping of CPUs", ((c.cpus or None, c.key) for c in claims)) or ()
+    cpus = _agree_on("a mapping of CPUs", ((c.cpus or None, c.key) for c in wanted)) or ()
     if cpus and (len(cpus) != count or len(set(cpus)) != count):
         raise Refused(
             f"the CPU mapping has {len(cpus)} CPUs ({len(set(cpus))} different) for {count} vCPUs",
@@ -327,7 +319,7 @@ def _cores(claims: Sequence[CoreClaim]) -> Cores:
             limit=f"{count} CPUs",
             fix="write one CPU for each vCPU",
         )
-    own = any(c.exclusive or c.cpus or c.whole_cores for c in claims)
+    own = any(c.exclusive or c.cpus or c.whole_cores for c in wanted)
     return Cores(count, own, most, cpus, key)
 
 
