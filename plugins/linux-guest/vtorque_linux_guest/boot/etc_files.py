@@ -12,7 +12,7 @@ from vtorque_core.api import HostFault
 from vtorque_core.api.guest_plan import GuestPlan, JobUser
 from vtorque_linux_guest.boot import keys
 from vtorque_linux_guest.guest.contract import ENVIRONMENT, SPOOL
-from vtorque_linux_guest.guest.environment import environment_text
+from vtorque_linux_guest.guest.environment import environment_text, is_of_job
 
 
 def passwd_line(user: JobUser, home: str, shell: str) -> str:
@@ -63,12 +63,16 @@ def resolv_text(guest: GuestPlan) -> str:
 
 
 def profile_text(variables: Mapping[str, str]) -> str:
-    """Return /etc/profile.d/vtorque.sh, which sets ``variables``, then the running job's variables.
+    """Return /etc/profile.d/vtorque.sh, which sets the running job's variables, or ``variables``.
 
-    The user can change the file of the job's variables, so only the user's own shells read it.
+    ``variables`` may include some that the job does not get (``EnvVar.unless``). The user can
+    change the file of the job's variables, so only the user's own shells read it.
     """
     path = f"{SPOOL}/{ENVIRONMENT}"
-    return environment_text(variables) + f"if [ -O {path} ] && [ -r {path} ]; then . {path}; fi\n"
+    of_job = sorted(name for name in variables if is_of_job(name))
+    forget = f"unset {' '.join(of_job)}; " if of_job else ""
+    text = f"if [ -O {path} ] && [ -r {path} ]; then {forget}. {path}; fi\n"
+    return environment_text(variables) + text
 
 
 def sudoers_text(uid: int, *, allow: bool = False) -> str:

@@ -27,12 +27,13 @@ def job_environment_text(variables: Mapping[str, str]) -> str:
     Omits names that are not identifiers (``BASH_FUNC_x%%``) or belong to a login session.
     """
     return environment_text(
-        {
-            name: value
-            for name, value in variables.items()
-            if _NAME.fullmatch(name) and name not in _SESSION and "\0" not in value
-        }
+        {n: value for n, value in variables.items() if is_of_job(n) and "\0" not in value}
     )
+
+
+def is_of_job(name: str) -> bool:
+    """Return whether :func:`job_environment_text` includes a variable of this name."""
+    return _NAME.fullmatch(name) is not None and name not in _SESSION
 
 
 def environment_text(variables: Mapping[str, str]) -> str:
