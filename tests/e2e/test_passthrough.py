@@ -88,14 +88,14 @@ at = Path("/sys/bus/pci/devices", card.address)
 group = Path("/dev/vfio", card.group)
 
 def of(uid):
-    return Vfio.of(PciDevice("card", card.address), uid)
+    return Vfio.for_function(PciDevice("card", card.address), uid)
 
 def state():
     owner = group.stat().st_uid if group.exists() else None
     return function(card.address).driver, owner, (at / "driver_override").read_text().strip()
 
 said = {"lacks": why_no_vfio(), "together": len(group_of(found.values(), card.group))}
-said["disk"] = [f.used for f in found.values() if f.used and not f.bridge]
+said["disk"] = [f.host_use for f in found.values() if f.host_use and not f.bridge]
 said["before"] = state()
 first = of(1234)
 first.create()
