@@ -227,10 +227,21 @@ def test_guest_whose_nic_cannot_be_filtered_does_not_run(paths, monkeypatch):
 
 def test_process_ends_although_libvirtd_hangs(paths, monkeypatch):
     """The thread that filters the guest's NIC waits for libvirt, too."""
-    monkeypatch.setattr(boot.netfilter, "await_tap", lambda _, end: select.select([end], (), ()))
-    monkeypatch.setattr(hypervisor, "create_domain", lambda *_, **__: time.sleep(600))
+    called, answers = threading.Event(), threading.Event()
+
+    def create(*_, **__):
+        called.set()
+        answers.wait(LONG)
+
+    awaited = lambda _, end: bool(select.select([end], (), ())) and False  # noqa: E731
+    monkeypatch.setattr(boot.netfilter, "await_tap", awaited)
+    monkeypatch.setattr(hypervisor, "create_domain", create)
     each = boot_of(paths)
     each.rendered, each._unfiltered = "<domain/>", ["vt1"]
-    threading.Thread(target=each.create, daemon=True).start()
-    eventually(lambda: any(t.name.startswith("filter") for t in threading.enumerate()))
-    assert all(t.daemon for t in threading.enumerate() if t.name.startswith("filter"))
+    creating = threading.Thread(target=each.create)
+    creating.start()
+    assert called.wait(LONG)
+    waiting = [thread for thread in threading.enumerate() if thread.name == "filter NICs"]
+    answers.set()
+    creating.join()
+    assert [thread.daemon for thread in waiting] == [True]
