@@ -58,7 +58,7 @@ def test_rdma_to_a_guest_of_another_job_is_blocked(rdma, two_slots, clean):
             f"#!/bin/bash\n{GID}"
             f"stdbuf -oL timeout 30 ibv_rc_pingpong -d rxe0 -g $(gid) {ip}\n"
         ),
-        *args,
+        *args, timeout=600,
     )  # fmt: skip
     assert code != 0
     assert "remote address" in said, said  # so they had connected
