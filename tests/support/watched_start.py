@@ -2,8 +2,8 @@
 
     watched_start.py DIRECTORY JOB SNAP_URL PLUGIN...
 
-The duration is that of a prologue: it loads the plugins and starts the job until the guests are
-ready. If SNAP_URL is empty, snap is not used.
+The duration is that of a prologue: it loads the plugins and starts the job until the guest is
+ready, half a second after it was resumed. If SNAP_URL is empty, snap is not used.
 """
 
 import json
@@ -12,13 +12,29 @@ import time
 from pathlib import Path
 
 from device_cases import MACHINE
-from vtorque_core.node.start import prologue
+from vtorque_core.node.start import boot, prologue
 from vtorque_testing.faults import run_in_child
 from vtorque_testing.recorded import NoBatch, RecordedNode, load
+
+BOOT = 0.5  # seconds of a small guest's boot with KVM
+
+
+def boot_in(seconds: float) -> None:
+    """Let the recorded guest be ready some time after it was resumed, as a real guest is."""
+    ready: list[float] = []
+    resume = boot.GuestBoot.resume
+
+    def resume_and_note(guest: boot.GuestBoot) -> None:
+        resume(guest)
+        ready.append(time.monotonic() + seconds)
+
+    boot.GuestBoot.resume = resume_and_note  # type: ignore[method-assign]
+    boot.await_ready = lambda _: time.sleep(max(0.0, ready[0] - time.monotonic()))
 
 
 def main() -> None:
     """Print the duration."""
+    boot_in(BOOT)
     directory, job, url, *names = sys.argv[1:]
     tables = {"joblog": {"file": f"{directory}/jobs.jsonl"}} if "joblog" in names else {}
     if url:

@@ -79,8 +79,8 @@ vtorque_resources = constant_hook(SnapTask)
 
 
 @hookimpl
-def vtorque_post_boot(job: NodeJob) -> None:
-    """Start the task of snapteld that collects metrics of the job's guests.
+def vtorque_while_booting(job: NodeJob) -> None:
+    """Start the task of snapteld that collects metrics of the job's guests, while they boot.
 
     If that fails, warn, or fail the job if the site requires the task.
     """
