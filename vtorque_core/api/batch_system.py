@@ -239,9 +239,9 @@ class BatchJob:
         known_as: the job id that users write, if it differs from ``id``.
         granted: other resources on this node, named as in :class:`Needs`; None: unknown.
         bare: nodes without guests in a mixed request. Their ranks follow those of ``nodes``.
-        placed: descriptor of an eventfd(2), or None. vTorque adds 1 when the guests boot, or when
-            it has leased the resources of warm guests or of guests that boot on order
-            (:class:`LateDriver`). From then on, the job shell may start.
+        placed: descriptor of an eventfd(2), or None. vTorque adds 1 when the guests boot, but for
+            warm guests when it has leased the job's resources, and for guests that boot on order
+            (:class:`LateDriver`) when the order is possible. From then on, the job shell may start.
     """
 
     id: str

@@ -19,8 +19,8 @@ from vtorque_survive.settings import Settings, moves_directory
 
 _prepare_job = deferred("vtorque_survive.start:prepare_job")
 _remove_old_records = deferred("vtorque_survive.start:remove_old_records")
-_UNWATCHED = "the job cannot be suspended"
 _receive_guests = deferred("vtorque_survive.receive:receive_guests")
+_UNWATCHED = "the job cannot be suspended"
 
 # Importing all of this plugin would take a tenth of a job's start, and the batch system waits for
 # the hooks up to vtorque_reserved_items. The hooks therefore import only what the job needs.
