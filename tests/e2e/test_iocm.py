@@ -152,7 +152,8 @@ def reading(clean, scratch):
     yield paths, plan.name
     plugins = Plugins()
     plugins.register("iocm", iocm_node, "vtorque-iocm 1")
-    assert teardown(journal.path, paths, plugins).clean
+    report = teardown(journal.path, paths, plugins)
+    assert report.clean, report.lines()
     assert managers(paths.state) == []
     hypervisor.close()
 
