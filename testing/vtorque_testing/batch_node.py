@@ -17,9 +17,9 @@ from vtorque_core.api.batch_system import (
     JobState,
     Outcome,
     PeerGuest,
-    Usage,
 )
 from vtorque_core.api.guest_context import GuestFile
+from vtorque_core.api.kept_records import Usage
 from vtorque_core.api.setup_steps import Installation
 from vtorque_core.base.errors import HostFault, Refused, UsageError
 from vtorque_testing.batch_base import (

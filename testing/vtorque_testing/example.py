@@ -32,10 +32,10 @@ from vtorque_core.api.batch_system import (
     PeerGuest,
     ShellStart,
     SubmitArgs,
-    Usage,
 )
 from vtorque_core.api.directives import vm_directives
 from vtorque_core.api.guest_context import ContextItem, EnvVar
+from vtorque_core.api.kept_records import Usage
 from vtorque_core.api.node_job import Site
 from vtorque_core.api.setup_steps import Installation, SetupStep
 from vtorque_core.api.submission import from_token, to_token

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +30,8 @@ from vtorque_core.base.names import CONFIG_PATH, JobAttempt, Paths
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.policy import check_share, decide, needs, resolve
 from vtorque_core.config.request import Request, make_request, parse_vm
-from vtorque_core.config.site_config import Raw, Site, build, parse_toml, problems
+from vtorque_core.config.site_config import Site, build, problems
+from vtorque_core.config.site_file import Raw, parse_toml
 from vtorque_core.plan.domain.merge import Contributed, merge
 from vtorque_core.plan.domain.render import DomainSpec, render
 from vtorque_core.plan.guests import PlannedGuest, distance_notices
@@ -179,7 +180,7 @@ class PlannedNode:
 
     def answers(self, guest: GuestPlan) -> list[Claim | Refusal | Notice]:
         """Return the items that the plugins' hook ``vtorque_plan`` yields for a guest."""
-        return self._items("vtorque_plan", guest=guest, site=self.site)
+        return self._items(hooks.vtorque_plan, guest=guest, site=self.site)
 
     def place(
         self, *guests: GuestPlan, taken: Leases | None = None, **share: Any
@@ -206,11 +207,11 @@ class PlannedNode:
 
     def elements(self, guest: GuestPlan) -> list[Element]:
         """Return the plugins' domain elements for a guest."""
-        return self._items("vtorque_render_domain", guest=guest, site=self.site)
+        return self._items(hooks.vtorque_render_domain, guest=guest, site=self.site)
 
     def context(self, guest: GuestPlan) -> list[ContextItem]:
         """Return the plugins' context items for a guest."""
-        return self._items("vtorque_guest_context", guest=guest, site=self.site)
+        return self._items(hooks.vtorque_guest_context, guest=guest, site=self.site)
 
     def pre_boot_resources(self, *guests: GuestPlan) -> list[tuple[Resource, GuestPlan | None]]:
         """Return the resources that plugins acquire until the guests boot, each with its guest.
@@ -233,8 +234,8 @@ class PlannedNode:
             acquire=acquire,
             warn=_ignore_warning,
         )
-        self._items("vtorque_pre_boot", job=job)
-        self._items("vtorque_while_booting", job=job)
+        self._items(hooks.vtorque_pre_boot, job=job)
+        self._items(hooks.vtorque_while_booting, job=job)
         return got
 
     def domain(self, guest: GuestPlan, **spec: Any) -> str:
@@ -245,7 +246,7 @@ class PlannedNode:
     def _claims(self, guest: GuestPlan) -> list[Claim]:
         return [a for a in self.answers(guest) if not isinstance(a, Refusal | Notice)]
 
-    def _items(self, hook: str, **arguments: Any) -> list[Any]:
+    def _items(self, hook: Callable[..., Iterable[Any] | None], **arguments: Any) -> list[Any]:
         return [each.item for each in self.plugins.collect(hook, **arguments)]
 
 

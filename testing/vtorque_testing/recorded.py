@@ -36,10 +36,10 @@ from vtorque_core.api.values import FileData
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import job_lock, node_lock
-from vtorque_core.config import site_config
+from vtorque_core.config import site_config, site_file
 from vtorque_core.config.plugins import BUILTIN, Plugins, installed_plugins, owner
 from vtorque_core.config.request import Request
-from vtorque_core.node.end.reap import release_job
+from vtorque_core.node.end.teardown import release_job
 from vtorque_core.node.start import start_order as start
 from vtorque_core.plan.placement import node_hardware
 from vtorque_core.plan.placement.topology import parse
@@ -47,7 +47,7 @@ from vtorque_core.records.reading import LEASE, SPARE, journals, read, reconstru
 from vtorque_core.resources import netfilter
 from vtorque_core.resources.disk import MountResource
 from vtorque_core.resources.domain import Domain
-from vtorque_core.resources.kinds import CORE_KINDS
+from vtorque_core.resources.kinds import core_kind
 from vtorque_testing import recorded_root
 from vtorque_testing.faults import ChildResult, NamedObjects, around_create, run_in_child, survive
 from vtorque_testing.planned import PlannedNode
@@ -270,9 +270,7 @@ class RecordedNode:
         data = _tables(top)
         for name, table in (tables or {}).items():
             data[name] = {**data.get(name, {}), **table}
-        site = site_config.build(
-            site_config.Raw(top / "vtorque.toml", "", data), plugins, node=True
-        )
+        site = site_config.build(site_file.Raw(top / "vtorque.toml", "", data), plugins, node=True)
         covers = {Path("/dev/shm"): top / "shm"}  # noqa: S108 - its fixed path
         node = cls(top, machine, plugins, site, covers, share or {})
         for path in (
@@ -342,7 +340,9 @@ class RecordedNode:
         found = [r for path in journals(self.site.paths) for r in read(path).open if r.kind == kind]
         record = max(found, key=lambda r: (r.time, r.seq))
         kinds = {c.item.kind: c.item for c in self.plugins.collect(hooks.vtorque_resources)}
-        names = list(named_objects(reconstruct(record, {**kinds, **CORE_KINDS})))
+        names = list(
+            named_objects(reconstruct(record, core_kind(record.kind) or kinds.get(record.kind)))
+        )
         blind = "" if names else ", ".join(sorted(record.args)) or "no fields"
         mine = [Path(self.top), *self.covers]
         outside = [

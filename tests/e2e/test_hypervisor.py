@@ -38,7 +38,7 @@ from vtorque_core.api.vm_options import FS_TYPE
 from vtorque_core.base import errors, hypervisor, kvm, locks
 from vtorque_core.base.names import JobAttempt, Paths, tap_name
 from vtorque_core.config.plugins import Plugins
-from vtorque_core.config.schema import Node
+from vtorque_core.config.site_file import Node
 from vtorque_core.node.start import boot
 from vtorque_core.node.start.attempt import StartAttempt
 from vtorque_core.plan.domain import render as render_module

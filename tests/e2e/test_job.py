@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from vtorque_core.config.schema import Node
+from vtorque_core.config.site_file import Node
 
 pytestmark = pytest.mark.e2e
 

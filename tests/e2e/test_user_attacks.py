@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from processes import open_files
-from vtorque_core.config.schema import Node
+from vtorque_core.config.site_file import Node
 from vtorque_core.plan import host_ids
 
 pytestmark = pytest.mark.e2e

@@ -14,6 +14,7 @@ import pytest
 import device_cases
 import pairwise
 from device_cases import CASES, DEVICES, MORE, NEEDED, VALUES, load
+from vtorque_core.api import hooks
 from vtorque_core.api.host_topology import parse_cpus
 from vtorque_core.api.values import FileData
 from vtorque_core.base import hypervisor
@@ -62,7 +63,9 @@ def some(rows):
 def test_every_option_of_a_device_plugin_has_values():
     plugins = load()
     keys = {
-        c.item.key for c in plugins.each("vtorque_options") if c.plugin in DEVICES and not c.error
+        c.item.key
+        for c in plugins.each(hooks.vtorque_options)
+        if c.plugin in DEVICES and not c.error
     }
     assert keys <= set(VALUES), "add values of the key to VALUES in tests/support/device_cases.py"
 

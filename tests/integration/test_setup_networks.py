@@ -10,7 +10,8 @@ from vtorque_admin import networks, setup
 from vtorque_core.base import hypervisor
 from vtorque_core.config import directories
 from vtorque_core.config.plugins import Plugins
-from vtorque_core.config.site_config import build, parse_toml
+from vtorque_core.config.site_config import build
+from vtorque_core.config.site_file import parse_toml
 
 pytestmark = pytest.mark.integration
 

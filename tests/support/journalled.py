@@ -8,7 +8,7 @@ from vtorque_core.api.acquired import Resource
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, read, reconstruct
-from vtorque_core.resources.kinds import CORE_KINDS
+from vtorque_core.resources.kinds import core_kind
 
 
 def through_the_journal(resource: Resource, tmp_path: Path) -> Resource:
@@ -19,4 +19,5 @@ def through_the_journal(resource: Resource, tmp_path: Path) -> Resource:
     shutil.rmtree(paths.state, ignore_errors=True)
     with Journal.start(paths, JobHeader(JobAttempt("1", 0, "u", 1), "local")) as journal:
         journal.acquire(copy, plugin="core", phase="x")
-        return reconstruct(read(journal.path).open[0], CORE_KINDS)
+        record = read(journal.path).open[0]
+        return reconstruct(record, core_kind(record.kind))

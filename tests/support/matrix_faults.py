@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 from fault_matrix import Fault, FaultBench, Point, Strike, exclusive
-from vtorque_core.api import children
+from vtorque_core.api import children, hooks
 from vtorque_core.api.batch_system import JobState
 from vtorque_core.node.end import teardown
 from vtorque_core.node.end.reap import reap
@@ -223,7 +223,7 @@ def _next_hangs() -> None:
 def plugin_gone(bench: FaultBench, point: Point, _strike: Strike) -> None:
     """The plugin was uninstalled: its records are orphans, and the job keeps what they need."""
     plugins = bench.node.plugins
-    known = plugins.collect("vtorque_resources")
+    known = plugins.collect(hooks.vtorque_resources)
     owners = [one.plugin for one in known if one.item.kind == point.kind]
 
     def uninstalled() -> None:

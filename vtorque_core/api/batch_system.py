@@ -12,6 +12,7 @@ from vtorque_core.base.names import JobAttempt
 
 if TYPE_CHECKING:
     from vtorque_core.api.guest_context import ContextItem
+    from vtorque_core.api.kept_records import Usage
     from vtorque_core.api.setup_steps import Installation, SetupStep
 
 
@@ -158,19 +159,6 @@ class JobOnNode:
     guests: tuple[str, ...] = ()
     error: str = ""
     image: str = ""
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Resources that a job's guests used on one node.
-
-    Attributes:
-        cpu_seconds: CPU time of all QEMU processes (proc_pid_stat(5)).
-        peak_mib: sum of the processes' peak resident sizes (VmHWM of proc_pid_status(5)).
-    """
-
-    cpu_seconds: float
-    peak_mib: int
 
 
 class Submitter(Protocol):

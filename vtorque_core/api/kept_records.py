@@ -29,6 +29,19 @@ _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 @dataclass(frozen=True)
+class Usage:
+    """Resources that a job's guests used on one node.
+
+    Attributes:
+        cpu_seconds: CPU time of all QEMU processes (proc_pid_stat(5)).
+        peak_mib: sum of the processes' peak resident sizes (VmHWM of proc_pid_status(5)).
+    """
+
+    cpu_seconds: float
+    peak_mib: int
+
+
+@dataclass(frozen=True)
 class Place:
     """The directory with the kept files of one job attempt.
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from vtorque_core.base.errors import Refused, UsageError
+from vtorque_core.base.safefs import name_errors
 
 MAX_REQUEST = 128 * 1024  # bytes of one encoded request
 _WORD = r"vt1:([A-Za-z0-9_-]+)"  # compiled where it is needed: not by vsub
@@ -83,7 +84,5 @@ def exec_command(argv: Sequence[str], stdin: bytes | None = None) -> NoReturn:
         os.dup2(source, 0)
     for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and that would be inherited
         signal.signal(getattr(signal, name), signal.SIG_DFL)
-    try:
+    with name_errors(argv[0], fault=UsageError):
         os.execv(argv[0], list(argv))  # noqa: S606
-    except OSError as error:
-        raise UsageError(f"{argv[0]}: {error.strerror}") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,16 +11,9 @@ from vtorque_core.api import log_levels
 from vtorque_core.base.names import Paths, absolute
 from vtorque_core.base.safefs import name_errors
 from vtorque_core.base.settings import setting
+from vtorque_core.config.site_file import Node, at_least
 
 SHARE_PLACEHOLDERS = ("user", "home", "uid", "job")
-
-
-def _at_least(least: int) -> Callable[[int], None]:
-    def check(value: int) -> None:
-        if value < least:
-            raise ValueError(f"is {value}: the minimum is {least}")
-
-    return check
 
 
 def _subnet(value: str) -> None:
@@ -112,53 +104,6 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Node:
-    """``[node]``: how guests run on a node."""
-
-    name: str = setting("", "this node's name in the batch system; empty: the host name")
-    libvirt_uri: str = setting("qemu:///system", "libvirt connection")
-    accel: Literal["auto", "kvm", "tcg"] = setting(
-        "auto", "auto: KVM if a probe guest runs, else emulation; kvm: only KVM; tcg: emulation"
-    )
-    start_timeout: float = setting(300.0, "limit for the start of all guests", "s")
-    teardown_timeout: float = setting(60.0, "limit of a job's whole teardown", "s")
-    release_timeout: float = setting(30.0, "limit of releasing one resource", "s")
-    grace: float = setting(10.0, "time from SIGTERM to SIGKILL for the job's script", "s")
-    qemu_user: str = setting(
-        "libvirt-qemu", "QEMU's group; also its user if guests have no uid of their own"
-    )
-    guest_uids: int = setting(
-        2146900000,
-        "first of 1000 uids: each guest's QEMU runs with its own; 0: with qemu_user",
-        check=_at_least(0),
-    )
-    qemu_overhead: int = setting(
-        256, "memory for QEMU itself, per guest, in addition to the guest's RAM", "MiB"
-    )
-    host_reserve_cores: int = setting(0, "CPUs reserved for the host", None, _at_least(0))
-    host_reserve_ram: int = setting(0, "memory reserved for the host", "MiB")
-    numa: Literal["preferred", "strict", "none"] = setting(
-        "preferred", "memory from the NUMA node of a guest's CPUs; strict: refuse other memory"
-    )
-    exclusive: bool = setting(
-        True,
-        "a job without granted CPU ids does not share its node with VM jobs of other "
-        "users: it waits until they end",
-    )
-    subordinate_ids: int = setting(
-        2147000000,
-        "uid in shares of root in guests: this number plus the user's uid; 0: as in /etc/subuid",
-        check=_at_least(0),
-    )
-    uefi: Path = setting(
-        Path("/usr/share/OVMF/OVMF_CODE_4M.fd"),
-        "UEFI firmware of x86 guests whose image has the label firmware=efi",
-        check=absolute,
-    )
-    allow_qemu_args: bool = setting(False, "let plugins add raw QEMU arguments")
-
-
-@dataclass(frozen=True)
 class Images:
     """``[images]``: pool and cache of images. The default image is ``[options.img] default``."""
 
@@ -194,7 +139,7 @@ class KeptTable:
     """``[kept]``: records of ended jobs on a node, for ``vmgr report`` and ``vmgr logs``."""
 
     days: float = setting(30.0, "records older than this are removed", "d")
-    mib: int = setting(1024, "maximum size of all records", "MiB", _at_least(0))
+    mib: int = setting(1024, "maximum size of all records", "MiB", at_least(0))
 
 
 @dataclass(frozen=True)
@@ -229,10 +174,8 @@ class Network:
         (), "DNS search domains, for addressing static or command", check=_domains
     )
     ntp: tuple[str, ...] = setting((), "time servers")
-    first: int = setting(
-        16, "offset of the first guest's address in the subnet", None, _at_least(1)
-    )
-    per_node: int = setting(64, "number of addresses reserved for each node", None, _at_least(1))
+    first: int = setting(16, "offset of the first guest's address in the subnet", None, at_least(1))
+    per_node: int = setting(64, "number of addresses reserved for each node", None, at_least(1))
     node_number: str = setting(
         "([0-9]+)$",
         "regular expression; its group is the number in the node's name; no match: 0",
@@ -251,7 +194,7 @@ class Network:
         8192,
         "the most connections that the node tracks for one guest's interface (nf_conntrack), in "
         "each direction; packets that would open more are dropped",
-        check=_at_least(64),
+        check=at_least(64),
     )
     ipv6: bool = setting(
         False,
@@ -279,10 +222,8 @@ class ExtraNetwork:
     gateway: str = setting(
         "", "a second default route, used where [network] has none", None, _address
     )
-    first: int = setting(
-        16, "offset of the first guest's address in the subnet", None, _at_least(1)
-    )
-    per_node: int = setting(64, "number of addresses reserved for each node", None, _at_least(1))
+    first: int = setting(16, "offset of the first guest's address in the subnet", None, at_least(1))
+    per_node: int = setting(64, "number of addresses reserved for each node", None, at_least(1))
     node_number: str = setting("", "as in [network]; empty: as set there", None, _node_number)
     command: str = setting(
         "", "addressing=command: program called with node, guests per node, index"

@@ -1,4 +1,4 @@
-"""Read and validate the site config, ``/etc/vtorque/vtorque.toml``, and locate each value.
+"""Validate the site config, ``/etc/vtorque/vtorque.toml``.
 
 Errors are ConfigError with file, line and key.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -17,49 +16,20 @@ from vtorque_core.api import hooks
 from vtorque_core.base.distributions import how_to_get
 from vtorque_core.base.errors import ConfigError, printable
 from vtorque_core.base.names import CONFIG_PATH, Paths
-from vtorque_core.base.trust import require_root_owned, require_secret
-from vtorque_core.config import personal, schema
+from vtorque_core.base.trust import require_secret
+from vtorque_core.config import schema
 from vtorque_core.config.job_limits import OF_BATCH, Entry, parse_selectors
 from vtorque_core.config.network_config import network_problems
 from vtorque_core.config.option_limits import Limits, read_limits
 from vtorque_core.config.plugins_table import plugin_problems, switch_problem
-from vtorque_core.config.values import read_fields, unknown
+from vtorque_core.config.site_file import Node, Raw, Tables, only_table
+from vtorque_core.config.values import unknown
 
 if TYPE_CHECKING:
     from vtorque_core.api.values import Option
     from vtorque_core.config.plugins import Plugins
 
-MAX_BYTES = 1 << 20  # a larger file is probably an image, given by mistake
-
 S = TypeVar("S")
-
-
-@dataclass(frozen=True)
-class Raw:
-    """The parsed file before validation.
-
-    If the file does not exist, ``data`` is empty or has only the defaults of a ``personal`` site.
-    """
-
-    path: Path
-    text: str = ""
-    data: Mapping[str, Any] = field(default_factory=dict)
-    personal: bool = False
-
-    def line(self, key: str) -> int | None:
-        return line_of(self.text, key)
-
-    def origin(self, key: str) -> str:
-        """Return where a dotted key is set: ``"default"`` or ``"file:line"``."""
-        value: Any = self.data
-        for part in key.split("."):
-            if not isinstance(value, Mapping) or part not in value:
-                return "default"
-            value = value[part]
-        line = self.line(key)
-        if line is None and self.personal:
-            return "default"
-        return f"{self.path}:{line}" if line else str(self.path)
 
 
 @dataclass(frozen=True)
@@ -74,7 +44,7 @@ class Site:
 
     raw: Raw = field(default_factory=lambda: Raw(CONFIG_PATH))
     batch: schema.Batch = field(default_factory=schema.Batch)
-    node: schema.Node = field(default_factory=schema.Node)
+    node: Node = field(default_factory=Node)
     images: schema.Images = field(default_factory=schema.Images)
     kept: schema.KeptTable = field(default_factory=schema.KeptTable)
     log: schema.LogTable = field(default_factory=schema.LogTable)
@@ -119,57 +89,8 @@ class Site:
         return f"{entry}[{table}] {name} in {self.path}"
 
 
-def read_toml(path: Path = CONFIG_PATH, *, new: bool = False) -> Raw:
-    """Read and parse the file. As root, refuse a file that others can change.
-
-    CONFIG_PATH may be missing; any other file must exist unless ``new``.
-    """
-    if personal.is_personal_path(path):
-        personal.require_own_directories()
-        return _apply_defaults(_read(personal.config(), True), personal.defaults())
-    return _read(path, new or path == CONFIG_PATH)
-
-
-def _apply_defaults(raw: Raw, defaults: Mapping[str, Mapping[str, Any]]) -> Raw:
-    data = dict(raw.data)
-    for name, table in defaults.items():
-        own = data.get(name, {})
-        data[name] = {**table, **own} if isinstance(own, Mapping) else own
-    return replace(raw, data=data, personal=True)
-
-
-def _read(path: Path, may_be_missing: bool) -> Raw:
-    # Test for existence before the check: a file that appears later in a directory like /tmp is not
-    # read, and a file that was root's at the check cannot be replaced later.
-    if may_be_missing and not os.path.lexists(path):
-        return Raw(path)
-    if os.geteuid() == 0:
-        require_root_owned(path)
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    return parse_toml(content, path)
-
-
-def parse_toml(content: bytes, path: Path = CONFIG_PATH) -> Raw:
-    if len(content) > MAX_BYTES:
-        raise ConfigError(f"{path}: is longer than {MAX_BYTES} bytes")
-    try:
-        text = content.decode("utf-8").replace("\r\n", "\n")
-        return Raw(path, text, tomllib.loads(text))
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}:{line}: is not UTF-8") from None
-    except (ValueError, RecursionError) as error:
-        found = re.search(r" \(at line ([0-9]+), column [0-9]+\)", str(error))
-        place = f"{path}:{found[1]}" if found else f"{path}"
-        raise ConfigError(f"{place}: is not TOML: {printable(str(error))}") from None
-
-
 def plugins_config(raw: Raw) -> schema.PluginsTable:
-    return _only(raw, schema.PluginsTable, "plugins")
+    return only_table(raw, schema.PluginsTable, "plugins")
 
 
 def build(raw: Raw, plugins: Plugins, *, node: bool = False) -> Site:
@@ -189,50 +110,10 @@ def problems(raw: Raw, plugins: Plugins) -> list[str]:
     return builder.problems
 
 
-def paths_of(raw: Raw) -> Paths:
-    return _only(raw, Paths, "paths")
-
-
-def _only(raw: Raw, cls: type[S], name: str) -> S:
-    builder = _Builder(raw)
-    table: S | None = builder.table(cls, name)
-    builder.raise_first()
-    return cls() if table is None else table
-
-
-def node_of(raw: Raw) -> schema.Node:
-    """Return only ``[node]``, or its defaults if it is invalid."""
-    builder = _Builder(raw)
-    table: schema.Node | None = builder.table(schema.Node, "node")
-    return schema.Node() if table is None or builder.problems else table
-
-
-class _Builder:
+class _Builder(Tables):
     plugins: Plugins
     wanted: schema.PluginsTable
     registered: Mapping[str, Option[Any]]
-
-    def __init__(self, raw: Raw) -> None:
-        self.raw = raw
-        self.problems: list[str] = []
-        self.warnings: list[str] = []
-
-    def raise_first(self) -> None:
-        if self.problems:
-            more = len(self.problems) - 1
-            others = f" (and {more} more: vtorque config check)" if more else ""
-            raise ConfigError(self.problems[0] + others)
-
-    def line(self, table: str, key: str, message: str) -> str:
-        line = self.raw.line(f"{table}.{key}" if key else table)
-        place = f"{self.raw.path}:{line}" if line else str(self.raw.path)
-        where = f"[{printable(table, 80)}]"
-        if entry := re.fullmatch(r"limits\.([0-9]+)(?:\.(.*))?", table):  # not a TOML name
-            where = f"[[limits]] {entry[1]}" + (f" [{printable(entry[2], 80)}]" if entry[2] else "")
-        return f"{place}: {where} {printable(key, 80)}".rstrip() + f": {message}"
-
-    def problem(self, table: str, key: str, message: str) -> None:
-        self.problems.append(self.line(table, key, message))
 
     def site(self, plugins: Plugins, node: bool) -> Site:
         self.unknown_tables()
@@ -263,23 +144,6 @@ class _Builder:
         for name in self.raw.data:
             if name not in known:
                 self.problem(name, "", unknown(name, known, "table"))
-
-    def table(self, cls: type[Any], *names: str) -> Any:
-        data: Any = self.raw.data
-        for name in names:
-            data = data.get(name, {})
-        where = ".".join(names)
-        if not isinstance(data, Mapping):
-            self.problem(where, "", "must be a table")
-            return None
-        values, wrong = read_fields(cls, data)
-        for key, message in wrong.items():
-            self.problem(where, key, message)
-        try:
-            return None if wrong else cls(**values)
-        except (TypeError, ValueError) as error:
-            self.problem(where, "", printable(str(error)))
-            return None
 
     def named(self, name: str, tables: Any = None) -> Iterator[str]:
         tables = self.raw.data.get(name, {}) if tables is None else tables
@@ -424,55 +288,3 @@ class _Builder:
                     require_secret(Path(path))
                 except ConfigError as error:
                     self.problem(f"plugin.{name}", f.name, str(error))
-
-
-_ENDS = ("]", '"""', "'''")  # of values in several lines
-
-
-def line_of(text: str, key: str) -> int | None:
-    """Return the line (from 1) of a dotted key such as ``options.ram.max``.
-
-    If the text lacks the key, return the line of the innermost table for the key; None: no table.
-    ``limits.1`` is the first table of the list ``limits``.
-    """
-    lines = _lines(text)
-    parts = key.split(".")
-    above = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-    return next((lines[each] for each in above if each in lines), None)
-
-
-def _lines(text: str) -> dict[str, int]:
-    found: dict[str, int] = {}
-    arrays: dict[str, int] = {}  # number of tables so far, by name
-    table, statement, first = "", "", 1
-    for number, line in enumerate(text.split("\n"), start=1):
-        goes_on, statement = bool(statement), f"{statement}{line}\n"
-        if goes_on and not any(end in line for end in _ENDS):
-            continue
-        try:
-            keys = list(_keys(tomllib.loads(statement)))
-        except tomllib.TOMLDecodeError:
-            continue  # the statement continues in the next line
-        if statement.lstrip().startswith("["):
-            if statement.lstrip().startswith("[["):
-                arrays[keys[-1]] = arrays.get(keys[-1], 0) + 1
-            keys += [_array_key(key, arrays) for key in keys]
-            table = f"{keys[-1]}."
-        else:
-            keys = [table + key for key in keys]
-        for key in keys:
-            found.setdefault(key, first)
-        statement, first = "", number + 1
-    return found
-
-
-def _array_key(key: str, arrays: Mapping[str, int]) -> str:
-    of = next((name for name in arrays if f"{key}.".startswith(f"{name}.")), None)
-    return key if of is None else f"{of}.{arrays[of]}{key.removeprefix(of)}"
-
-
-def _keys(data: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    for key, value in data.items():
-        yield above + key
-        if isinstance(value, Mapping):
-            yield from _keys(value, f"{above}{key}.")

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from vtorque_core.api.qcow2 import HEADER, MAGIC, check_qcow2
 from vtorque_core.api.values import Image, JobRequest
 from vtorque_core.api.vm_options import ARCH, DISTRO, FS_TYPE, IMG, is_own_image
 from vtorque_core.base.errors import ConfigError, HostFault, Refused, printable
-from vtorque_core.base.safefs import closing
+from vtorque_core.base.safefs import closing, name_errors
 from vtorque_core.base.suggest import closest_names
 from vtorque_core.base.trust import require_root_owned
 from vtorque_core.config.plugins import Plugins
@@ -208,10 +209,8 @@ def file_status(path: str, name: str) -> os.stat_result:
 
 
 def _component_status(path: str, name: str) -> os.stat_result:
-    try:
+    with name_errors(path, fault=partial(invalid, name)):
         return _own_status(path)
-    except OSError as error:
-        raise invalid(name, f"{path}: {error.strerror}") from None
 
 
 def _own_status(path: str) -> os.stat_result:

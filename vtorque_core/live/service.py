@@ -13,9 +13,10 @@ from vtorque_core.api.node_job import Site
 from vtorque_core.api.setup_steps import Installation
 from vtorque_core.api.strategies import BatchSystem
 from vtorque_core.base.names import CONFIG_PATH, Paths
-from vtorque_core.config.load import load, load_paths
+from vtorque_core.config.load import load
 from vtorque_core.config.personal import VARIABLES
 from vtorque_core.config.site_config import Site as SiteConfig
+from vtorque_core.config.site_file import load_paths
 
 
 def site_and_installation(config: Path | None) -> tuple[Site, Installation]:

@@ -23,14 +23,14 @@ from vtorque_core.config.policy import applies as applies
 from vtorque_core.config.policy import facts_of_user as facts_of_user
 from vtorque_core.config.policy import for_job as for_job
 from vtorque_core.config.policy import options_for as options_for
-from vtorque_core.config.site_config import MAX_BYTES as MAX_BYTES
-from vtorque_core.config.site_config import Raw as Raw
 from vtorque_core.config.site_config import Site as Site
 from vtorque_core.config.site_config import build as build
-from vtorque_core.config.site_config import line_of as line_of
-from vtorque_core.config.site_config import parse_toml as parse_toml
 from vtorque_core.config.site_config import plugins_config as plugins_config
 from vtorque_core.config.site_config import problems as problems
+from vtorque_core.config.site_file import MAX_BYTES as MAX_BYTES
+from vtorque_core.config.site_file import Raw as Raw
+from vtorque_core.config.site_file import line_of as line_of
+from vtorque_core.config.site_file import parse_toml as parse_toml
 from vtorque_core.config.values import is_required as is_required
 
 

@@ -7,13 +7,15 @@ import pwd
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vtorque_core.api.batch_system import BatchJob
+from vtorque_core.api.batch_system import BatchJob, NodeAdapter
 from vtorque_core.api.guest_plan import JobUser
 from vtorque_core.api.host_topology import Topology
 from vtorque_core.base import names
 from vtorque_core.base.errors import ConfigError, HostFault, Refused
 from vtorque_core.base.trust import require_secret
+from vtorque_core.config import directories
 from vtorque_core.config.job_size import JobGrant
+from vtorque_core.config.load import load
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.policy import groups_of
 from vtorque_core.config.site_config import Site
@@ -100,3 +102,13 @@ def node_share(job: BatchJob, site: Site) -> model.NodeShare:
         whole_node=job.whole_node,
         numa=None if site.node.numa == "none" else site.node.numa,
     )
+
+
+def load_node(path: Path) -> tuple[NodeAdapter, Site, Plugins]:
+    """Return the batch system's adapter, config and plugins, for a hook that starts guests.
+
+    Creates directories that a reboot removed. Privileges: root.
+    """
+    site, plugins = load(path, node=True)
+    directories.make_missing(site)
+    return plugins.batch_system(site.batch.system).node(site), site, plugins

@@ -11,7 +11,7 @@ The journal is ``<state>/journal/<job key>.jsonl``: JSON lines, owned by root, m
     released  The resource is released. Fields: seq.
     failed    A release of the resource failed. Fields: seq, error, try.
     phase     A point of the timeline. Fields: name, guest, t; cpu and mib for a guest's usage
-              (api.batch_system.Usage).
+              (api.kept_records.Usage).
 
 A node-wide resource may be incomplete if its line ``created`` is missing, so the next job that
 needs the resource creates it again. The lines ``released`` and ``failed`` may be missing, because
@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from vtorque_core.api.acquired import Resource
-from vtorque_core.api.batch_system import Usage
+from vtorque_core.api.kept_records import Usage
 from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import node_lock
@@ -75,16 +75,15 @@ class Journal:
         """Create an attempt's journal and sync it to disk. Raises HostFault if it exists."""
         path = paths.journal / f"{header.job.key}.jsonl"
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            paths.journal.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(path, flags, 0o600)
-        except FileExistsError:
-            raise HostFault(
-                f"{path} exists: this attempt of {header.job.id} was started before and is not "
-                f"released; run vtorque reap {header.job.id}"
-            ) from None
-        except OSError as error:
-            raise HostFault(f"cannot create {path}: {error.strerror}") from error
+        with safefs.name_errors(f"cannot create {path}"):
+            try:
+                paths.journal.mkdir(mode=0o700, parents=True, exist_ok=True)
+                descriptor = os.open(path, flags, 0o600)
+            except FileExistsError:
+                raise HostFault(
+                    f"{path} exists: this attempt of {header.job.id} was started before and is not "
+                    f"released; run vtorque reap {header.job.id}"
+                ) from None
         journal = cls(
             paths, path, descriptor, reading.JournalState(path, header, {}, frozenset(), (), 0)
         )

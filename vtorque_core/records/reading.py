@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from vtorque_core import __version__
 from vtorque_core.api.acquired import Resource
-from vtorque_core.api.batch_system import Usage
+from vtorque_core.api.kept_records import Usage
 from vtorque_core.base.errors import VtorqueError, printable
 from vtorque_core.base.names import JobAttempt, Paths, boot_id, safe_name
 
@@ -325,12 +325,11 @@ def _parse_header(line: dict[str, Any]) -> JobHeader:
     )
 
 
-def reconstruct(record: Record, kinds: Mapping[str, type[Resource]]) -> Resource:
-    """Return the resource of ``record``, for its release.
+def reconstruct(record: Record, kind: type[Resource] | None) -> Resource:
+    """Return the resource of ``record``, whose class is ``kind``, for its release.
 
     Raises OrphanError if no loaded plugin knows the record's kind or fields.
     """
-    kind = kinds.get(record.kind)
     if kind is None:
         raise OrphanError(f"no loaded plugin knows the kind {record.kind}")
     try:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from vtorque_core.api.acquired import CoreResource
-from vtorque_core.api.daemon_process import DaemonProcess
-from vtorque_core.api.disk_file import DiskFile
-from vtorque_core.api.job_files import File, Tree
-from vtorque_core.resources.disk import DiskCopy, MountResource, Overlay
-from vtorque_core.resources.domain import Domain
-from vtorque_core.resources.lease import ImageUse, Lease, SpareUse
-from vtorque_core.resources.netfilter import Netfilter
-from vtorque_core.resources.starter import BootStarter
-from vtorque_core.resources.user_disk import UserDisk
-from vtorque_core.resources.virtiofs_daemon import Virtiofsd
+from importlib import import_module
 
-CORE_KINDS: dict[str, type[CoreResource]] = {
-    kind.kind: kind
-    for kind in (
-        File, Tree, Overlay, DiskCopy, DiskFile, ImageUse, Domain, DaemonProcess, BootStarter,
-        Virtiofsd, UserDisk, MountResource, Netfilter, Lease, SpareUse,
-    )
-}  # fmt: skip
-HELPERS = frozenset({DaemonProcess.kind, Netfilter.kind, UserDisk.kind, Virtiofsd.kind})
+from vtorque_core.api.acquired import CoreResource
+
+HELPERS = frozenset({"process", "netfilter", "userdisk", "virtiofsd"})
 """Kinds of a guest's processes and packet filters. They do not need each other."""
+CORE_KINDS = {
+    "file": "api.job_files:File", "tree": "api.job_files:Tree",
+    "disk-file": "api.disk_file:DiskFile", "overlay": "resources.disk:Overlay",
+    "disk-copy": "resources.disk:DiskCopy", "mount": "resources.disk:MountResource",
+    "domain": "resources.domain:Domain", "starter": "resources.starter:BootStarter",
+    "process": "api.daemon_process:DaemonProcess", "userdisk": "resources.user_disk:UserDisk",
+    "netfilter": "resources.netfilter:Netfilter", "lease": "resources.lease:Lease",
+    "image": "resources.lease:ImageUse", "spare": "resources.lease:SpareUse",
+    "virtiofsd": "resources.virtiofs_daemon:Virtiofsd",
+}  # fmt: skip
+"""The class of each kind. It is imported when a record is released."""
+
+
+def core_kind(kind: str) -> type[CoreResource] | None:
+    """Import and return the class of a kind of the core; None for other kinds."""
+    module, _, name = CORE_KINDS.get(kind, "").partition(":")
+    return getattr(import_module(f"vtorque_core.{module}"), name) if name else None

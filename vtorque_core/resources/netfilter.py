@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from fcntl import ioctl
 from pathlib import Path
 from string import Template
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from vtorque_core.api.acquired import CoreResource, unjournalled
@@ -29,7 +30,9 @@ from vtorque_core.api.children import wait_readable
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.run_tool import run_tool
-from vtorque_core.config.schema import ExtraNetwork, Network
+
+if TYPE_CHECKING:
+    from vtorque_core.config.schema import ExtraNetwork, Network
 
 _TAP = re.compile(r"[a-z][a-z0-9]{1,14}")
 _MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")

@@ -15,7 +15,7 @@ from vtorque_core.base.locks import job_lock
 from vtorque_core.cli import reap
 from vtorque_core.images.pool import select
 from vtorque_core.live.images import Plugins, listing, lookup, store
-from vtorque_core.node.end.reap import release_job
+from vtorque_core.node.end.teardown import release_job
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
 from vtorque_core.resources import netfilter

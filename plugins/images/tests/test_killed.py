@@ -28,7 +28,7 @@ from vtorque_core.api import Image, JobAttempt, Paths, Refused, confined_tool
 from vtorque_core.api.image_builder import BuiltImage
 from vtorque_core.base.locks import job_lock
 from vtorque_core.live.images import BrokenImage, Plugins, describe, listing, lookup, store
-from vtorque_core.node.end.reap import release_job
+from vtorque_core.node.end.teardown import release_job
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader
 from vtorque_core.resources.lease import ImageUse

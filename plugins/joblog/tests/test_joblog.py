@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from vtorque_core.api import ConfigError, HostFault
+from vtorque_core.api import ConfigError, HostFault, hooks
 from vtorque_core.live.extensions import Extensions
 from vtorque_joblog import node, plugin, sinks
 from vtorque_joblog.api import GROUP
@@ -97,7 +97,7 @@ def test_bad_settings_are_refused_with_the_valid_values(plugins, text, words):
 def test_doctor_checks_requirements_of_the_sinks(plugins, tmp_path, monkeypatch):
     tmp_path.chmod(0o755)
     monkeypatch.setattr(node, "SYSLOG", str(tmp_path / "no-log"))
-    (check,) = [c.item for c in plugins.collect("vtorque_health_checks")]
+    (check,) = [c.item for c in plugins.collect(hooks.vtorque_health_checks)]
 
     def states(text):
         return [each.status for each in check.check(site_of(plugins, text))]

@@ -9,10 +9,10 @@ import resource
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vtorque_core.api import HostFault, Refused, constant_hook, deferred, hookimpl
 from vtorque_core.api.guest_context import CancelCommand, ContextItem, GuestFile, RootCommand
-from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.health import HealthCheck, HealthResult
 from vtorque_core.api.node_job import NodeJob, Site
 from vtorque_core.api.values import is_personal
@@ -21,6 +21,9 @@ from vtorque_linux_guest.guest.contract import EPILOGUE_MARKER, SITE
 from vtorque_linux_guest.guest.linux_family import family
 from vtorque_linux_guest.plugin import CLEAN, CLOUD_CONFIG, VM_PRECANCEL
 from vtorque_linux_guest.settings import Settings, agent_path, site_scripts
+
+if TYPE_CHECKING:  # a job's end waits for the imports of this module
+    from vtorque_core.api.guest_plan import GuestPlan
 
 VIRTLOGD = Path("/run/libvirt/virtlogd-sock")
 _VIRTLOGD_TIMEOUT = 5.0  # seconds

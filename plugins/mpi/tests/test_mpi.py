@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from vtorque_core.api import hooks
 from vtorque_core.api.batch_system import BareNode
 from vtorque_core.api.guest_context import EnvVar, GuestFile
 from vtorque_core.api.guest_plan import Address
@@ -103,5 +104,5 @@ def test_mpi_loads_without_other_plugins_and_can_be_disabled(disable):
     plugins = Plugins.load(node=True, enable=("mpi",), disable=disable)
     assert plugins.broken == {}
     assert plugins.names == ("core",) if disable else ("core", "mpi")
-    found = plugins.collect("vtorque_guest_context", guest=GUEST, site=None)
+    found = plugins.collect(hooks.vtorque_guest_context, guest=GUEST, site=None)
     assert bool(found) is not bool(disable)

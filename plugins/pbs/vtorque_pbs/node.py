@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from vtorque_core.api import HostFault, JobAttempt, Refused, printable
-from vtorque_core.api.batch_system import BatchJob, JobState, Outcome, PeerGuest, Usage
+from vtorque_core.api.batch_system import BatchJob, JobState, Outcome, PeerGuest
 from vtorque_core.api.guest_context import ContextItem
+from vtorque_core.api.kept_records import Usage
 from vtorque_core.api.node_job import Site
 from vtorque_pbs import batch_commands, inside_guests
 from vtorque_pbs.job_records import Attributes, parse_jobs, parse_nodes

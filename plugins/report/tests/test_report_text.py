@@ -14,7 +14,7 @@ import pytest
 
 import forked
 import kept_data
-from vtorque_core.api import Paths
+from vtorque_core.api import Paths, hooks
 from vtorque_core.cli.vmgr import main
 from vtorque_report import figures, load, plots, plugin, text
 from vtorque_testing.planned import PlannedNode, load_with_core
@@ -180,7 +180,7 @@ def commands(show, directory):
     plugins = load_with_core("report", plugin)
     place = SimpleNamespace(directory=directory)
     site = PlannedNode.make(plugins, f"[plugin.report]\nshow = {show}\n").site
-    found = plugins.collect("vtorque_after_script", place=place, code=7, site=site)
+    found = plugins.collect(hooks.vtorque_after_script, place=place, code=7, site=site)
     return [contribution.item for contribution in found]
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from slurm_doubles import SlurmDoubles
 from vtorque_core.api import HostFault, Paths, job_log, kept_records
-from vtorque_core.api.batch_system import BareNode, BatchJob, JobState, Outcome, PeerGuest, Usage
+from vtorque_core.api.batch_system import BareNode, BatchJob, JobState, Outcome, PeerGuest
 from vtorque_core.api.guest_context import EnvVar, GuestFile
+from vtorque_core.api.kept_records import Usage
 from vtorque_slurm import batch_commands, hostlist
 from vtorque_slurm.node import SlurmNode
 from vtorque_slurm.settings import Settings

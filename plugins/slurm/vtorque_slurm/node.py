@@ -21,9 +21,9 @@ from vtorque_core.api.batch_system import (
     NodeAdapter,
     Outcome,
     PeerGuest,
-    Usage,
 )
 from vtorque_core.api.guest_context import ContextItem
+from vtorque_core.api.kept_records import Usage
 from vtorque_core.api.submission import from_token
 from vtorque_slurm import (
     controller_updates,

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vtorque_core.api import Image, JobRequest, deferred, hookimpl
-from vtorque_core.api.batch_system import BatchJob
-from vtorque_core.api.boot_source import BootSource
-from vtorque_core.api.claims import PoolClaim
-from vtorque_core.api.guest_plan import GuestPlan, JobUser
 from vtorque_core.api.kept_records import Place
-from vtorque_core.api.libvirt_domain import CpuModel, Element
 from vtorque_core.api.node_job import NodeJob, ReceivingNode, Site
 from vtorque_survive.process import WatcherProcess
 from vtorque_survive.resume_options import CHECKPOINT, NEVER, RESUME
 from vtorque_survive.settings import Settings, moves_directory
+
+if TYPE_CHECKING:  # a job's end waits for the imports of this module
+    from vtorque_core.api.batch_system import BatchJob
+    from vtorque_core.api.boot_source import BootSource
+    from vtorque_core.api.claims import PoolClaim
+    from vtorque_core.api.guest_plan import GuestPlan, JobUser
+    from vtorque_core.api.libvirt_domain import Element
 
 _prepare_job = deferred("vtorque_survive.start:prepare_job")
 _remove_old_records = deferred("vtorque_survive.start:remove_old_records")
@@ -56,6 +59,8 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
     """Yield the site's CPU model for a guest that may be saved, unless the guest is restored."""
     model = site[Settings].cpu_model
     if model and guest[CHECKPOINT] != NEVER and guest.source.identity is None:
+        from vtorque_core.api.libvirt_domain import CpuModel  # noqa: PLC0415 - few sites set it
+
         yield CpuModel(model)
 
 

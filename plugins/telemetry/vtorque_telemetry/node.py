@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from vtorque_core.api import constant_hook, hookimpl
 from vtorque_core.api.guest_context import ContextItem, EnvVar, LinePort
-from vtorque_core.api.guest_plan import GuestPlan
 from vtorque_core.api.health import HealthCheck, HealthResult
-from vtorque_core.api.libvirt_domain import Channel, Element
 from vtorque_core.api.node_job import EndedJob, NodeJob, Site
 from vtorque_telemetry.process import CHANNEL, Sampler, last_sample
 from vtorque_telemetry.settings import Settings
+
+if TYPE_CHECKING:  # a job's end waits for the imports of this module
+    from vtorque_core.api.guest_plan import GuestPlan
+    from vtorque_core.api.libvirt_domain import Element
 
 FILE = "/run/vtorque-metrics"
 PORT = "org.vtorque.metrics"
@@ -35,6 +38,8 @@ def vtorque_render_domain(guest: GuestPlan, site: Site) -> Iterator[Element]:
 
     On the host, only root can open the port's socket.
     """
+    from vtorque_core.api.libvirt_domain import Channel  # noqa: PLC0415 - not at a job's end
+
     if _has_lines(guest, site):
         yield Channel("metrics", PORT, str(guest.run_dir / CHANNEL))
 

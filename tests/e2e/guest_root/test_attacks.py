@@ -17,7 +17,7 @@ import pytest
 
 from guest_attacks import PLACE, Meeting, attack, by_the_user, tree
 from vtorque_core.base.errors import EXIT_GUEST_DIED
-from vtorque_core.config.schema import Node
+from vtorque_core.config.site_file import Node
 
 pytestmark = pytest.mark.e2e
 

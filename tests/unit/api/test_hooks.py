@@ -37,7 +37,7 @@ def test_docstring_example_runs(name):
     plugins = Plugins()
     plugins.register("example", module, "vtorque-example 1.0")
     arguments = inspect.signature(getattr(hooks, name)).parameters
-    found = list(plugins.each(name, **{a: Anything() for a in arguments}))
+    found = list(plugins.each(getattr(hooks, name), **{a: Anything() for a in arguments}))
     assert found
     assert [c.error for c in found] == [None] * len(found)
     if "None" not in str(inspect.signature(getattr(hooks, name)).return_annotation):

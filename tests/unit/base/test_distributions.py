@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from vtorque_core.api import hooks
 from vtorque_core.base.distributions import BATCH_SYSTEMS, CORE, PLUGINS, how_to_get, how_to_install
 from vtorque_core.base.errors import Refused
 from vtorque_core.config.plugins import Plugins
@@ -33,8 +34,9 @@ def test_list_of_distributions_matches_the_repository():
 
 def test_list_of_batch_systems_matches_the_repository():
     plugins = Plugins.load(node=False)
-    systems = plugins.batch_systems()
-    assert {s: plugins.plugin_of("vtorque_batch_systems", s) for s in systems} == BATCH_SYSTEMS
+    assert {
+        c.item.name: c.plugin for c in plugins.each(hooks.vtorque_batch_systems)
+    } == BATCH_SYSTEMS
 
 
 def test_missing_batch_system_plugin_is_named_with_its_install_command():

@@ -13,8 +13,7 @@ from vtorque_core.api.children import Child
 from vtorque_core.base import locks
 from vtorque_core.base.errors import HostFault
 from vtorque_core.base.locks import Busy, job_lock, node_lock, take_lock
-from vtorque_core.node.end.reap import release_job
-from vtorque_core.node.end.teardown import teardown
+from vtorque_core.node.end.teardown import release_job, teardown
 from vtorque_core.records.reading import journals
 
 

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from vtorque_admin.config_command import config as cli
-from vtorque_core.config import site_config
+from vtorque_core.config import site_file
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_check_reports_problems(file):
 
 
 def test_check_without_a_site_config_prints_that_defaults_apply(tmp_path, monkeypatch):
-    monkeypatch.setattr(site_config, "CONFIG_PATH", tmp_path / "x")
+    monkeypatch.setattr(site_file, "CONFIG_PATH", tmp_path / "x")
     done = run("check", "--file", tmp_path / "x")
     assert done.exit_code == 0 and "all defaults" in done.stdout
 

@@ -20,8 +20,8 @@ from vtorque_core.cli import vsub as vsub_module
 from vtorque_core.cli.entry import split_config
 from vtorque_core.cli.vsub import main
 from vtorque_core.config.plugins import Plugins
-from vtorque_core.config.schema import Node
-from vtorque_core.config.site_config import Raw, Site, build
+from vtorque_core.config.site_config import Site, build
+from vtorque_core.config.site_file import Node, Raw
 from vtorque_core.images import store
 from vtorque_core.plan.domain.merge import Contributed, merge
 from vtorque_images import change

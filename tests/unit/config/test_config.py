@@ -20,14 +20,8 @@ from vtorque_core.base.errors import ConfigError
 from vtorque_core.base.settings import setting
 from vtorque_core.base.sizes import count
 from vtorque_core.config.plugins import Plugins
-from vtorque_core.config.site_config import (
-    Raw,
-    build,
-    parse_toml,
-    plugins_config,
-    problems,
-    read_toml,
-)
+from vtorque_core.config.site_config import build, plugins_config, problems
+from vtorque_core.config.site_file import Raw, parse_toml, read_toml
 
 ROOT = Path(__file__).parents[3]
 FILE = Path("/etc/vtorque/vtorque.toml")

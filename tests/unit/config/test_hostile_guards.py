@@ -29,7 +29,8 @@ from vtorque_core.base.errors import Refused
 from vtorque_core.config import directories, option_limits, policy, request
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.request import Request
-from vtorque_core.config.site_config import build, parse_toml
+from vtorque_core.config.site_config import build
+from vtorque_core.config.site_file import parse_toml
 from vtorque_core.node.shell.proof import Proof
 from vtorque_core.node.start import prologue
 

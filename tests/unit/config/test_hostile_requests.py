@@ -19,7 +19,8 @@ from vtorque_core.base.errors import Refused, UsageError
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.policy import decide
 from vtorque_core.config.request import Request
-from vtorque_core.config.site_config import build, parse_toml
+from vtorque_core.config.site_config import build
+from vtorque_core.config.site_file import parse_toml
 from vtorque_pbs import convention as pbs
 
 

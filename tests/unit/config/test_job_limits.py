@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vtorque_admin.example import effective_values
-from vtorque_core.api import vm_options
+from vtorque_core.api import hooks, vm_options
 from vtorque_core.api.batch_system import BatchJob
 from vtorque_core.api.guest_plan import JobUser
 from vtorque_core.api.strategies import BatchSystem, GuestType
@@ -23,7 +23,8 @@ from vtorque_core.base.sizes import count
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.policy import decide, facts_of_job, facts_of_user, for_job, require_facts
 from vtorque_core.config.request import Request
-from vtorque_core.config.site_config import build, parse_toml, problems
+from vtorque_core.config.site_config import build, problems
+from vtorque_core.config.site_file import parse_toml
 from vtorque_jobs.explain import report
 
 FILE = Path("/etc/vtorque/vtorque.toml")
@@ -165,7 +166,7 @@ def test_disabled_plugin_of_a_job_is_not_called(plugins):
     site, its = for_job(site_of(SITE, plugins), plugins, facts(queue="gpu"))
     assert "acme" not in its.names
     assert "acme" in plugins.names, "the plugin is disabled for other jobs, too"
-    assert not list(its.each("vtorque_needs", request=None, site=site))
+    assert not list(its.each(hooks.vtorque_needs, request=None, site=site))
     assert "fpga" not in decide(Request(), site, its).values
     where = '[[limits]] 1 (queue = "gpu*") [plugins] acme in /etc/vtorque/vtorque.toml'
     said = f"plugin acme is disabled for this job (set by {where})"

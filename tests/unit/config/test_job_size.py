@@ -18,7 +18,8 @@ from vtorque_core.config.policy import (
     resolve,
 )
 from vtorque_core.config.request import Request
-from vtorque_core.config.site_config import build, parse_toml
+from vtorque_core.config.site_config import build
+from vtorque_core.config.site_file import parse_toml
 from vtorque_testing.planned import load_with_core
 
 FILE = Path("/etc/vtorque/vtorque.toml")

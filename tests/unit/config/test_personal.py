@@ -14,9 +14,10 @@ from click.testing import CliRunner
 from vtorque_core.base.errors import ConfigError, Refused
 from vtorque_core.base.names import Paths
 from vtorque_core.config import personal
-from vtorque_core.config.load import load, load_paths
+from vtorque_core.config.load import load
 from vtorque_core.config.policy import check_options, facts_of_user
 from vtorque_core.config.request import make_request
+from vtorque_core.config.site_file import load_paths
 from vtorque_core.live.images import check_pool, root_site
 from vtorque_core.node.start.attempt import StartAttempt
 from vtorque_core.resources.disk import MountResource

@@ -59,7 +59,7 @@ def test_plugin_is_discovered_and_its_option_registered(dists):
 def test_plugins_are_ordered_by_name(dists):
     for name in ("zeta", "alpha", "mid"):
         dists(f"d-{name}", name, GOOD.format(key=name))
-    found = [c.plugin for c in Plugins.load(node=False).each("vtorque_options")]
+    found = [c.plugin for c in Plugins.load(node=False).each(hooks.vtorque_options)]
     wanted = [n for n in dict.fromkeys(found) if n in {"core", "zeta", "alpha", "mid"}]
     assert wanted == ["core", "alpha", "mid", "zeta"]
 
@@ -128,10 +128,10 @@ def test_wrong_type_from_a_hook_is_reported_with_the_expected_types(hook, answer
     setattr(module, hook, hookimpl(getattr(module, hook)))
     plugins.register("bad", module, "acme-bad 1.0")
     kwargs = dict.fromkeys(inspect.signature(getattr(hooks, hook)).parameters)
-    (found,) = plugins.each(hook, **kwargs)
+    (found,) = plugins.each(getattr(hooks, hook), **kwargs)
     assert isinstance(found.error, TypeError) and found.item is None
     with pytest.raises(PluginError) as caught:
-        plugins.collect(hook, **kwargs)
+        plugins.collect(getattr(hooks, hook), **kwargs)
     said, kind = str(caught.value), "object" if "object" in answer else "str"
     start = f"plugin bad (acme-bad 1.0) failed in {hook}: TypeError: returned {kind} instead of "
     assert said.startswith(start)
@@ -142,7 +142,7 @@ def test_wrong_type_from_a_hook_is_reported_with_the_expected_types(hook, answer
 def test_items_before_a_wrong_item_are_kept(dists):
     dists("bad", "bad", GOOD.format(key="bad") + "        yield 'fpga'\n")
     plugins = Plugins.load(node=False)
-    found = [c for c in plugins.each("vtorque_options") if c.plugin == "bad"]
+    found = [c for c in plugins.each(hooks.vtorque_options) if c.plugin == "bad"]
     assert found[0].item.key == "bad"
     assert str(found[1].error) == "returned str instead of an Option"
     plugins.options()
@@ -166,9 +166,9 @@ def test_none_is_accepted_only_from_hooks_without_a_result(dists):
         """,
     )
     plugins = Plugins.load(node=False)
-    errors = [c.error for c in plugins.each("vtorque_options", only="bad")]
+    errors = [c.error for c in plugins.each(hooks.vtorque_options, only="bad")]
     assert "returned NoneType instead of an Option" in str(errors)
-    assert [c.item for c in plugins.each("vtorque_pre_boot", only="bad", job=None)] == [None]
+    assert [c.item for c in plugins.each(hooks.vtorque_pre_boot, only="bad", job=None)] == [None]
 
 
 @pytest.mark.parametrize("hook", ["vtorque_resources", "vtorque_settings"])
@@ -231,7 +231,7 @@ def test_plugin_name_of_two_distributions_is_refused(dists):
 def test_hook_that_raises_loses_only_its_remaining_items(dists):
     dists("bad", "bad", GOOD.format(key="bad") + "        raise OSError('half')\n")
     dists("good", "good", GOOD.format(key="good"))
-    found = list(Plugins.load(node=False).each("vtorque_options"))
+    found = list(Plugins.load(node=False).each(hooks.vtorque_options))
     assert [c.item.key for c in found if c.plugin == "bad" and c.item] == ["bad"]
     assert [str(c.error) for c in found if c.error] == ["half"]
     assert any(c.plugin == "good" for c in found)
@@ -254,7 +254,7 @@ def test_collect_names_the_plugin_of_a_foreign_error(dists, raised, seen):
         """,
     )
     with pytest.raises(seen) as caught:
-        Plugins.load(node=False).collect("vtorque_pre_boot", job=None)
+        Plugins.load(node=False).collect(hooks.vtorque_pre_boot, job=None)
     if seen is PluginError:
         assert "plugin bad (bad 1.0) failed in vtorque_pre_boot: KeyError" in str(caught.value)
 
@@ -262,7 +262,7 @@ def test_collect_names_the_plugin_of_a_foreign_error(dists, raised, seen):
 def test_trace_prints_each_call(dists, monkeypatch, capsys):
     dists("acme", "acme", GOOD.format(key="acme"))
     monkeypatch.setenv("VTORQUE_TRACE", "1")
-    list(Plugins.load(node=False).each("vtorque_options"))
+    list(Plugins.load(node=False).each(hooks.vtorque_options))
     said = capsys.readouterr().err
     assert re.search(r"(?m)^vtorque: acme: vtorque_options\(\) [0-9.]+ ms$", said)
     assert "  -> Option(key='acme', " in said
@@ -280,7 +280,7 @@ def test_trace_shows_arguments_results_errors_and_time(vtorque_guest, monkeypatc
     module.vtorque_plan = vtorque_plan
     plugins = Plugins()
     plugins.register("acme", module, "acme 1.0")
-    list(plugins.each("vtorque_plan", guest=vtorque_guest(), site={}))
+    list(plugins.each(hooks.vtorque_plan, guest=vtorque_guest(), site={}))
     call, result, error = capsys.readouterr().err.splitlines()
     known = r"vtorque: acme: vtorque_plan\(guest=GuestPlan\(vt-42.srv.0-n1-0\), site=dict\(\)\) "
     assert re.fullmatch(known + r"[0-9.]+ ms", call)

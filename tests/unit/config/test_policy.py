@@ -18,7 +18,8 @@ from vtorque_core.base.sizes import BOOLEAN_WORDS, boolean, count
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.policy import check_options, check_share, decide, needs
 from vtorque_core.config.request import Request, make_request
-from vtorque_core.config.site_config import build, parse_toml
+from vtorque_core.config.site_config import build
+from vtorque_core.config.site_file import parse_toml
 
 FILE = Path("/etc/vtorque/vtorque.toml")
 SCRIPT = FileData("pre.sh", b"#!/bin/sh\n")

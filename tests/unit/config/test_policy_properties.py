@@ -14,7 +14,8 @@ from vtorque_core.config.option_limits import effective_default, refusal
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.policy import decide
 from vtorque_core.config.request import Request, make_request, merge_pairs
-from vtorque_core.config.site_config import Raw, build, problems
+from vtorque_core.config.site_config import build, problems
+from vtorque_core.config.site_file import Raw
 from vtorque_core.config.values import convert
 
 PLUGINS = Plugins()

@@ -23,7 +23,8 @@ from vtorque_core.config import request
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.policy import decide
 from vtorque_core.config.request import Request
-from vtorque_core.config.site_config import build, parse_toml
+from vtorque_core.config.site_config import build
+from vtorque_core.config.site_file import parse_toml
 from vtorque_pbs import convention as pbs
 from vtorque_pbs import job_records
 from vtorque_pbs import request_channel as pbs_channel

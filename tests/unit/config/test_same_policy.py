@@ -25,7 +25,8 @@ from vtorque_core.config import policy
 from vtorque_core.config.job_size import JobGrant
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.request import Request
-from vtorque_core.config.site_config import build, parse_toml
+from vtorque_core.config.site_config import build
+from vtorque_core.config.site_file import parse_toml
 
 CONFIG = """
 [batch]

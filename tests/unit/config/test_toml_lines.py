@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vtorque_core.config.site_config import line_of
+from vtorque_core.config.site_file import line_of
 
 
 def test_line_numbers_are_right_despite_strings_and_lists():

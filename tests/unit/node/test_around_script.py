@@ -11,7 +11,8 @@ import pytest
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.config.plugins import Plugins
-from vtorque_core.config.site_config import build, parse_toml
+from vtorque_core.config.site_config import build
+from vtorque_core.config.site_file import parse_toml
 from vtorque_core.node.shell import around_script
 from vtorque_core.node.shell.proof import Proof
 

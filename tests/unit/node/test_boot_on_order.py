@@ -19,7 +19,7 @@ from vtorque_core.api.guest_driver import (
 )
 from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.node.start.boot import connect_console
-from vtorque_core.resources.kinds import CORE_KINDS
+from vtorque_core.resources.kinds import core_kind
 from vtorque_core.resources.starter import BootStarter
 
 
@@ -161,7 +161,7 @@ def test_order_socket_is_accessible_only_to_the_user(run_dir, starter):
 def test_release_ends_the_starter_and_is_idempotent(run_dir, starter):
     one = starter(consoles)
     args = {"argv": list(one.argv), "lock": one.lock, "socket": one.socket}
-    again = CORE_KINDS["starter"](**json.loads(json.dumps(args)))
+    again = core_kind("starter")(**json.loads(json.dumps(args)))
     again.release()
     again.release()
     assert one.is_lost()

@@ -17,7 +17,7 @@ from vtorque_core.base.errors import HostFault, Refused
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.site_config import Site
-from vtorque_core.node.end import reap
+from vtorque_core.node.end import teardown
 from vtorque_core.node.shell import proof
 from vtorque_core.node.shell.proof import Proof
 from vtorque_core.node.start import cleanup, prologue, start_order
@@ -176,7 +176,7 @@ def test_failed_start_leaves_no_moment_without_a_proof(tmp_path, monkeypatch):
     cleanup.abort_start(BatchJob("7.srv", ME, "n1", ("n1",), b""), site, Plugins(), user, failed)
     assert proof.is_current(paths, failed)
     assert released == [str(tmp_path / "of the job")]
-    reap.release_job(paths, "7.srv", plugins_for=lambda _: Plugins())
+    teardown.release_job(paths, "7.srv", plugins_for=lambda _: Plugins())
     assert not paths.proof("7.srv").exists() and not list(paths.journal.iterdir())
 
 

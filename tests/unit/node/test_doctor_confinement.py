@@ -15,7 +15,8 @@ from vtorque_core.base.errors import ConfigError, HostFault
 from vtorque_core.base.names import Paths
 from vtorque_core.cli.admin import vtorque
 from vtorque_core.config.plugins import Plugins
-from vtorque_core.config.site_config import Raw, build
+from vtorque_core.config.site_config import build
+from vtorque_core.config.site_file import Raw
 
 FULL = {"apparmor": "", "dac": "+64055:+64055"}
 CAPABILITIES = """<capabilities><host>

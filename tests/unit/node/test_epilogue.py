@@ -15,15 +15,16 @@ import pytest
 from acme_card import in_other_process
 from patience import eventually
 from vtorque_core.api import kept_records, vcpu_threads
-from vtorque_core.api.batch_system import JobState, Usage
+from vtorque_core.api.batch_system import JobState
+from vtorque_core.api.kept_records import Usage
 from vtorque_core.api.strategies import BatchSystem
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base.errors import EXIT_GUEST_DIED, HostFault
 from vtorque_core.base.locks import job_lock
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.config.plugins import Plugins
-from vtorque_core.node.end import epilogue, leftovers, reap, teardown
-from vtorque_core.node.end.reap import release_job
+from vtorque_core.node.end import after_release, epilogue, leftovers, reap, teardown
+from vtorque_core.node.end.teardown import release_job
 from vtorque_core.node.shell import proof
 from vtorque_core.node.shell.proof import Proof
 from vtorque_core.records.reading import JobHeader
@@ -184,7 +185,9 @@ def test_plugins_are_notified_once_after_everything_is_released(node, qemu, tmp_
 
 
 def test_plugins_are_not_notified_while_a_resource_is_left(node, qemu, tmp_path, monkeypatch):
-    monkeypatch.setattr(epilogue, "reap_until_clean", lambda *_: None)  # it would sleep for a day
+    monkeypatch.setattr(
+        after_release, "reap_until_clean", lambda *_: None
+    )  # it would sleep for a day
 
     class Never:
         @hookimpl
@@ -274,7 +277,7 @@ def test_epilogue_kills_the_start_of_its_job_and_releases_it(node, qemu):
 @pytest.mark.parametrize("differs", [{"starter": 1}, {"state": "ready"}, {"namespace": 1}])
 def test_epilogue_does_not_kill_another_holder_of_the_job_lock(node, qemu, monkeypatch, differs):
     monkeypatch.setattr(epilogue, "release_job", lambda *job, **_: release_job(*job, deadline=0))
-    monkeypatch.setattr(epilogue, "reap_until_clean", lambda *_: None)
+    monkeypatch.setattr(after_release, "reap_until_clean", lambda *_: None)
     pid = hold_lock_in_child(node, functools.partial(write_starting_proof, node, **differs))
     try:
         assert epilogue.run(node["config"], "42.srv") == 1
@@ -303,9 +306,10 @@ def test_failed_accounting_is_reported_and_does_not_stop_the_release(node, qemu,
 
 def test_full_disk_under_the_job_output_does_not_stop_the_release(node, qemu):
     program = (
-        "import sys; from pathlib import Path; from vtorque_core.node.end import epilogue;"
+        "import sys; from pathlib import Path;"
+        "from vtorque_core.node.end import after_release, epilogue;"
         "epilogue._last_words = lambda _paths, _states: ['panic'];"
-        "epilogue._finish = lambda *_, **__: None;"
+        "after_release.finish = lambda *_, **__: None;"
         "sys.exit(epilogue.run(Path(sys.argv[1]), '42.srv', sys.argv[2]))"
     )
     with Path("/dev/full").open("wb") as full:

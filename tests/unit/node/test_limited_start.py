@@ -8,7 +8,8 @@ import pytest
 
 from device_cases import MACHINE
 from vtorque_core.api import kept_records
-from vtorque_core.config.site_config import Raw, build
+from vtorque_core.config.site_config import build
+from vtorque_core.config.site_file import Raw
 from vtorque_core.node.shell.proof import Proof
 from vtorque_core.node.start import prologue
 from vtorque_testing.faults import run_in_child

@@ -20,11 +20,12 @@ from vtorque_core.base.errors import UsageError
 from vtorque_core.base.locks import job_lock
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.cli.reap import reap as command
-from vtorque_core.config import site_config
+from vtorque_core.config import site_config, site_file
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.node.end import reap as reap_module
 from vtorque_core.node.end import teardown
-from vtorque_core.node.end.reap import reap, reap_until_clean, release_job
+from vtorque_core.node.end.reap import reap, reap_until_clean
+from vtorque_core.node.end.teardown import release_job
 from vtorque_core.records.reading import JobHeader, journals
 
 
@@ -103,7 +104,7 @@ def test_reap_command_names_the_directory_even_without_journals(
     paths, start, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    for module in (trust, site_config):
+    for module in (trust, site_file):
         monkeypatch.setattr(module, "require_root_owned", lambda *_, **__: None)
     config = tmp_path / "vtorque.toml"
     config.write_text(f'[paths]\nstate = "{paths.state}"\nrun = "{paths.run}"\n')

@@ -21,7 +21,8 @@ from vtorque_core.api.strategies import BatchSystem
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base.errors import HostFault
 from vtorque_core.config.plugins import Plugins
-from vtorque_core.config.site_config import Site, build, read_toml
+from vtorque_core.config.site_config import Site, build
+from vtorque_core.config.site_file import read_toml
 from vtorque_local.node import LocalNode
 
 OURS = b"#!/bin/sh\n# " + MARK + b".\nexit 0\n"

@@ -24,8 +24,8 @@ from vtorque_core.base.locks import Busy, job_lock
 from vtorque_core.base.names import JobAttempt
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.site_config import Site
-from vtorque_core.node.end.reap import reap, release_job
-from vtorque_core.node.end.teardown import ENDS
+from vtorque_core.node.end.reap import reap
+from vtorque_core.node.end.teardown import ENDS, release_job
 from vtorque_core.node.start import boot, spare_boot
 from vtorque_core.node.start import spare as module
 from vtorque_core.node.start.attempt import StartAttempt

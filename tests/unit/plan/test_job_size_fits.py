@@ -12,7 +12,8 @@ from vtorque_core.api.vm_options import RAM, VCPUS
 from vtorque_core.config.job_size import JobGrant
 from vtorque_core.config.policy import check_options, needs, resolve
 from vtorque_core.config.request import Request
-from vtorque_core.config.site_config import build, parse_toml
+from vtorque_core.config.site_config import build
+from vtorque_core.config.site_file import parse_toml
 from vtorque_core.plan.placement.divide_cores import divide
 from vtorque_core.plan.placement.model import Leases, NodeShare
 from vtorque_core.plan.placement.topology import parse

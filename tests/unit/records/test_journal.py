@@ -27,7 +27,7 @@ from vtorque_core.records.reading import (
     reconstruct,
 )
 from vtorque_core.records.timeline import spans
-from vtorque_core.resources.kinds import CORE_KINDS
+from vtorque_core.resources.kinds import core_kind
 from vtorque_core.resources.lease import Lease
 
 HEADER = JobHeader(JobAttempt("42.srv", 0, "u", 1000), "local", {"acme": "vtorque-acme 1.0.0"})
@@ -110,7 +110,7 @@ def test_unjournalled_fields_are_left_out_and_defaulted(journal):
     acquire(journal, CardResource("a", lanes=(1, 2), firmware=b"secret"))
     assert b"secret" not in journal.path.read_bytes()
     record = read(journal.path).open[0]
-    assert reconstruct(record, {"acme-card": CardResource}) == CardResource("a", lanes=(1, 2))
+    assert reconstruct(record, CardResource) == CardResource("a", lanes=(1, 2))
 
 
 def test_field_that_is_not_json_raises_and_writes_nothing(journal):
@@ -213,12 +213,12 @@ def test_record_of_an_unknown_kind_or_field_is_an_orphan(journal):
     acquire(journal, CardResource("a"))
     record = read(journal.path).open[0]
     with pytest.raises(OrphanError, match="no loaded plugin knows the kind acme-card"):
-        reconstruct(record, CORE_KINDS)
+        reconstruct(record, core_kind(record.kind))
     newer = dataclasses.replace(record, args={**record.args, "voltage": 3})
     with pytest.raises(OrphanError, match="voltage"):
-        reconstruct(newer, {"acme-card": CardResource})
+        reconstruct(newer, CardResource)
     older = dataclasses.replace(record, args={"card": "a"})
-    assert reconstruct(older, {"acme-card": CardResource}) == CardResource("a")
+    assert reconstruct(older, CardResource) == CardResource("a")
 
 
 def full_disk(monkeypatch, room):

@@ -13,8 +13,8 @@ import pytest
 
 from acme_card import AcmeCard, in_other_process, loaded, starter
 from vtorque_core.api import job_log, kept_records
-from vtorque_core.api.batch_system import Usage
 from vtorque_core.api.guest_driver import Streams
+from vtorque_core.api.kept_records import Usage
 from vtorque_core.api.log_levels import DEBUG, ERROR, NOTHING, QUIET, TRACE, WARN, parse, plugin_of
 from vtorque_core.api.vm_options import LOG
 from vtorque_core.base.errors import ConfigError, Refused
@@ -22,7 +22,8 @@ from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.policy import decide
 from vtorque_core.config.request import Request
-from vtorque_core.config.site_config import build, parse_toml
+from vtorque_core.config.site_config import build
+from vtorque_core.config.site_file import parse_toml
 from vtorque_core.node.end.teardown import teardown
 from vtorque_core.node.shell.jobshell import ShownLog, _say
 from vtorque_core.node.shell.proof import Proof

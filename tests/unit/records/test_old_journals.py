@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from acme_card import AcmePlugin, loaded
-from vtorque_core.api import kept_records
+from vtorque_core.api import hooks, kept_records
 from vtorque_core.base.names import JobAttempt, Paths
-from vtorque_core.node.end.reap import release_job
+from vtorque_core.node.end.teardown import release_job
 from vtorque_core.plan.placement.ledger import leased_resources
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import boot_id, find, journals, read, reconstruct
-from vtorque_core.resources.kinds import CORE_KINDS
+from vtorque_core.resources.kinds import CORE_KINDS, core_kind
 from vtorque_testing.recorded import load
 
 DATA = Path(__file__).parents[2] / "data" / "journals"
@@ -123,12 +123,13 @@ def test_kinds_that_moved_to_a_plugin_are_released_by_the_plugin(paths):
 
 def test_kinds_of_old_journals_are_known_with_their_fields():
     """The core or the plugin that provides the kind today must know all fields."""
-    kinds = {each.item.kind: each.item for each in load().each("vtorque_resources")} | CORE_KINDS
+    kinds = {each.item.kind: each.item for each in load().each(hooks.vtorque_resources)}
+    kinds |= {kind: core_kind(kind) for kind in CORE_KINDS}
     seen = {"core": set(), "survive": set(), "linux-guest": set()}
     for file in DATA.glob("*.jsonl"):
         for record in read(file).records.values():
             if record.plugin in seen and record.kind not in GONE:
-                reconstruct(record, kinds)
+                reconstruct(record, kinds.get(record.kind))
                 seen[record.plugin].add(record.kind)
     moved, newer = {"shm", "vfio"}, {"disk-file", "process"}
     assert seen["core"] == set(CORE_KINDS) - newer | moved

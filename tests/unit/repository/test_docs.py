@@ -28,7 +28,8 @@ from vtorque_core.cli.vmgr import vmgr
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.policy import decide
 from vtorque_core.config.request import Request
-from vtorque_core.config.site_config import build, parse_toml
+from vtorque_core.config.site_config import build
+from vtorque_core.config.site_file import parse_toml
 from vtorque_core.live.command_groups import PluginGroup
 from vtorque_core.node.end.teardown import teardown
 from vtorque_core.plan.domain.merge import Contributed, merge
@@ -97,7 +98,7 @@ def placed(acme, tmp_path, cards):
     """Return a guest with that many cards, as the node's code would place it."""
     request = decide(Request((("fpga", str(cards)),)), acme.site, acme.plugins)
     guest = guest_plan(request=request, state_dir=tmp_path / "s", run_dir=tmp_path / "r")
-    found = acme.plugins.collect("vtorque_plan", guest=guest, site=acme.site)
+    found = acme.plugins.collect(hooks.vtorque_plan, guest=guest, site=acme.site)
     claims = [c.item for c in found]
     (placement,) = divide([claims], NodeShare(flat((0, 1), 4096)), Leases())
     return claims, dataclasses.replace(guest, placement=placement)
@@ -112,13 +113,15 @@ def test_example_claims_the_requested_devices(acme, tmp_path):
 
 def test_example_provides_guest_context_and_host_devices(acme, tmp_path):
     _, guest = placed(acme, tmp_path, 2)
-    items = [c.item for c in acme.plugins.collect("vtorque_guest_context", guest=guest, site=None)]
+    items = [
+        c.item for c in acme.plugins.collect(hooks.vtorque_guest_context, guest=guest, site=None)
+    ]
     assert items == [
         GuestDevice("acme[0-9]*", link="/dev/vtorque/fpga0", nth=0),
         GuestDevice("acme[0-9]*", link="/dev/vtorque/fpga1", nth=1),
         EnvVar("ACME_CARDS", "2"),
     ]
-    found = acme.plugins.collect("vtorque_render_domain", guest=guest, site=acme.site)
+    found = acme.plugins.collect(hooks.vtorque_render_domain, guest=guest, site=acme.site)
     merged = merge(Contributed(c.plugin, c.distribution, c.item) for c in found)
     xml = ElementTree.fromstring(render(DomainSpec(guest, "tcg"), merged))  # noqa: S314 - our own
     addresses = [a.attrib for a in xml.findall("devices/hostdev/source/address")]
@@ -145,7 +148,7 @@ def test_example_is_journaled_and_torn_down(acme, tmp_path):
                 resource, plugin="acme-fpga", phase="pre-boot", guest=guest.index
             ),
         )
-        acme.plugins.collect("vtorque_pre_boot", job=job)
+        acme.plugins.collect(hooks.vtorque_pre_boot, job=job)
     loads = [f"{card} /etc/acme/shell.bit" for card in CARDS]
     assert acme.calls.read_text().splitlines() == loads
     report = teardown(journal.path, paths, acme.plugins)

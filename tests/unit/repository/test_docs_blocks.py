@@ -19,7 +19,8 @@ import doc_blocks
 from doc_blocks import PAGES, REPO, blocks, every, is_site_config
 from vtorque_core.cli import admin, vmgr
 from vtorque_core.config.plugins import Plugins
-from vtorque_core.config.site_config import parse_toml, problems
+from vtorque_core.config.site_config import problems
+from vtorque_core.config.site_file import parse_toml
 
 LANGUAGES = {
     "console", "diff", "ini", "json", "python", "sh", "text", "toml", "xml", "yaml"

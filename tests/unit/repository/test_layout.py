@@ -77,7 +77,7 @@ CORES_OWN = {
     "cli.vmgr.main": {"archive", "report"},
     "node.start.prologue": {"joblog"},
     # Jobs that the node journals and releases at steps where no complete job stops.
-    "node.end.reap.release_job": {"images"},
+    "node.end.teardown.release_job": {"images"},
     "node.end.teardown.teardown": {"iocm"},
     "records.journal.Journal": {"images", "iocm", "survive"},
     "records.log": {"joblog"},

@@ -14,7 +14,9 @@ import grimp
 
 import hostile_requests
 from vtorque_core.config.plugins import Plugins
-from vtorque_core.config.site_config import parse_toml, problems
+from vtorque_core.config.site_config import problems
+from vtorque_core.config.site_file import parse_toml
+from vtorque_core.resources.kinds import CORE_KINDS
 
 REPO = Path(__file__).resolve().parents[3]
 PAGE = (REPO / "doc/security.md").read_text(encoding="utf-8")
@@ -69,6 +71,7 @@ def test_size_of_the_root_code_matches_the_page():
     graph = grimp.build_graph("vtorque_core", cache_dir=None)
     tops = ("vtorque_core.node.start", "vtorque_core.node.end")
     roots = {module for module in graph.modules if module.startswith(tops)}
+    roots |= {f"vtorque_core.{place.partition(':')[0]}" for place in CORE_KINDS.values()}
     for top in tuple(roots):
         roots |= graph.find_upstream_modules(top)
 

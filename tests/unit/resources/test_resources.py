@@ -16,7 +16,7 @@ from vtorque_core.base import safefs
 from vtorque_core.base.errors import HostFault
 from vtorque_core.resources import user_daemon, virtiofs_daemon
 from vtorque_core.resources.disk import DiskCopy, Overlay
-from vtorque_core.resources.kinds import CORE_KINDS
+from vtorque_core.resources.kinds import CORE_KINDS, HELPERS, core_kind
 from vtorque_core.resources.lease import Lease
 from vtorque_core.resources.virtiofs_daemon import Virtiofsd
 
@@ -24,9 +24,12 @@ ROOT = os.geteuid() == 0
 
 
 def test_resources_that_survive_a_reboot_are_known():
-    lasting = {name for name, kind in CORE_KINDS.items() if not kind.volatile}
+    kinds = {name: core_kind(name) for name in CORE_KINDS}
+    assert all(kind is not None and kind.kind == name for name, kind in kinds.items())
+    assert kinds.keys() > HELPERS
+    lasting = {name for name, kind in kinds.items() if not kind.volatile}
     assert lasting == {"file", "image", "tree", "overlay", "disk-copy", "disk-file", "spare"}
-    assert {name for name, k in CORE_KINDS.items() if k.blocking} == {
+    assert {name for name, k in kinds.items() if k.blocking} == {
         "domain",
         "process",
         "starter",

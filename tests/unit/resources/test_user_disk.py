@@ -16,7 +16,7 @@ import pytest
 from patience import LONG
 from vtorque_core.base.errors import HostFault
 from vtorque_core.resources import _user_daemon_exec, user_daemon, user_disk
-from vtorque_core.resources.kinds import CORE_KINDS
+from vtorque_core.resources.kinds import core_kind
 from vtorque_core.resources.user_disk import UserDisk
 
 SIZE = 1 << 20
@@ -257,7 +257,7 @@ def test_record_contains_only_the_lock(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(user_daemon, "stop", lambda lock, end: calls.append(("stop", lock)))
     disk = a_disk(tmp_path)
     UserDisk(disk).create()
-    again = CORE_KINDS["userdisk"](lock=disk.lock)  # type: ignore[call-arg]
+    again = core_kind("userdisk")(lock=disk.lock)  # type: ignore[call-arg]
     again.release()
     assert calls == [("start", disk), ("stop", disk.lock)]
     with pytest.raises(ValueError, match="the field 'service' is required"):

@@ -16,6 +16,7 @@ import pytest
 import device_cases
 from device_cases import CASES, DEVICES, MORE, Case, load, together
 from patience import eventually
+from vtorque_core.api import hooks
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.daemon_process import DaemonProcess
 from vtorque_core.api.values import hookimpl
@@ -75,7 +76,7 @@ def test_all_plugins_records_survive_a_kill(tmp_path, processes, stride):
     assert len(steps) == 2 * sum(step.startswith("before create ") for step in steps)
     kinds = {step.removeprefix("before create ") for step in steps}
     assert kinds >= {"domain", "netfilter", "linux-seed", "vfio", "shm"}
-    declared = {c.item.kind for c in load().collect("vtorque_resources") if c.plugin in DEVICES}
+    declared = {c.item.kind for c in load().collect(hooks.vtorque_resources) if c.plugin in DEVICES}
     old = {"setting"}  # of earlier journals
     assert declared - kinds - old == {"vrdma-fence"}, (
         "no case acquires this kind of resource: add a case"

@@ -29,7 +29,8 @@ from vtorque_core.base.locks import job_lock
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.site_config import Site
-from vtorque_core.node.end.reap import reap, release_job
+from vtorque_core.node.end.reap import reap
+from vtorque_core.node.end.teardown import release_job
 from vtorque_core.plan.placement.ledger import place
 from vtorque_core.plan.placement.model import NodeShare
 from vtorque_core.records.journal import Journal, step

@@ -13,23 +13,18 @@ import sys
 import syslog
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 from vtorque_core.api import kept_records
-from vtorque_core.api.children import run_in_child
 from vtorque_core.base import errors, hypervisor, safefs
 from vtorque_core.base.locks import Busy, job_lock_holder
 from vtorque_core.base.names import Paths
-from vtorque_core.config.load import load, load_for_teardown
-from vtorque_core.config.schema import Node
-from vtorque_core.node.end.reap import AFTER, notify, reap_until_clean, release_job
-from vtorque_core.node.end.teardown import TeardownReport, total_usage
+from vtorque_core.config.site_file import Node, load_for_teardown
+from vtorque_core.node.end.teardown import release_job
 from vtorque_core.node.shell import proof
 from vtorque_core.records import console
-from vtorque_core.records.reading import DOMAIN, JobHeader, JournalError, JournalState, find
+from vtorque_core.records.reading import DOMAIN, JournalError, JournalState, find
 
-_KILLED = "the process that started the guests was killed"
 _DYING = 1.5  # seconds that libvirt may take to see that a QEMU has ended
 
 
@@ -77,7 +72,9 @@ def run(config: Path, job_id: str, status: str = "") -> int:
             "node yet. vTorque tries again; the node's syslog has the reason\n"
         )
     if states:
-        _finish(config, states[-1].header, reports, clean=clean, lost=lost)
+        from vtorque_core.node.end import after_release  # noqa: PLC0415 - the job need not wait
+
+        after_release.finish(config, states[-1].header, reports, clean=clean, lost=lost)
     return errors.EXIT_OK if clean else errors.EXIT_FAILED
 
 
@@ -93,44 +90,6 @@ def _states(paths: Paths, job_id: str) -> list[JournalState]:
         return find(paths, job_id)
     except JournalError:
         return []  # the release reports it
-
-
-def _finish(
-    config: Path, job: JobHeader, reports: Sequence[TeardownReport], *, clean: bool, lost: bool
-) -> None:
-    """Update accounting, kill leftovers and call plugins, each in a child with a time limit.
-
-    ``lost``: the job's start was killed, so requeue the job.
-    """
-    used = total_usage(report.usage for report in reports)
-    failures: list[str] = []
-    try:
-        site, plugins = load(config, node=True)
-        if used is not None or job.whole_node:
-            kept_records.sweep(site.paths, site.kept.days, site.kept.mib, time.time())
-        if job.batch == site.batch.system:
-            adapter = plugins.batch_system(job.batch).node(site)
-            if not clean:
-                reap_until_clean(site, plugins, job.job.id, adapter.job_states)
-            if lost:
-                failures.append(run_in_child(partial(adapter.start_again, job.job, _KILLED), AFTER))
-            if used is not None:
-                failures.append(run_in_child(partial(adapter.account, job.job.id, used), AFTER))
-        if job.whole_node and site.batch.kill_leftovers:
-            failures.append(run_in_child(partial(_kill_leftovers, site.paths, job), AFTER))
-        failures += notify(site, plugins, reports)
-    except Exception as error:  # a plugin may raise anything
-        failures.append(str(error))
-    for message in filter(None, failures):
-        sys.stderr.write(f"vtorque: {job.job.id}: after the release: {message}\n")
-
-
-def _kill_leftovers(paths: Paths, job: JobHeader) -> None:
-    from vtorque_core.node.end import leftovers  # noqa: PLC0415 - few jobs have a whole node
-
-    told = leftovers.kill(paths, job)
-    if told:
-        sys.stderr.write(f"vtorque: {told}\n")
 
 
 def _last_words(paths: Paths, states: Sequence[JournalState]) -> Iterator[str]:

@@ -22,14 +22,7 @@ from vtorque_core.base.locks import Busy, job_lock, take_lock, try_flock
 from vtorque_core.base.names import Paths
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.site_config import Site
-from vtorque_core.node.end.teardown import (
-    DEADLINE,
-    RELEASE_TIMEOUT,
-    TeardownReport,
-    retire_spare,
-    teardown,
-)
-from vtorque_core.node.shell import proof
+from vtorque_core.node.end.teardown import TeardownReport, plugins_of, retire_spare, teardown
 from vtorque_core.records import reading
 
 _FIRST_PAUSE, _LONGEST_PAUSE, _A_DAY = 10.0, 600.0, 86400.0  # seconds
@@ -59,34 +52,6 @@ class ReapResult:
     @property
     def ok(self) -> bool:
         return self.action not in ("partial", "unreadable")
-
-
-def plugins_of(state: reading.JournalState) -> Plugins:
-    wanted = frozenset(state.header.plugins)
-    if state.header.ending is not None:  # loading all takes four times as long
-        wanted &= {*state.header.ending, *(record.plugin for record in state.open)}
-    return Plugins.load(node=True, only=wanted)
-
-
-def release_job(
-    paths: Paths,
-    job_id: str,
-    *,
-    plugins_for: Callable[[reading.JournalState], Plugins] = plugins_of,
-    release_timeout: float = RELEASE_TIMEOUT,
-    deadline: float = DEADLINE,
-) -> list[TeardownReport]:
-    """Release the resources of all attempts of a job on this node, and remove its proof."""
-    reports = []
-    with job_lock(paths, job_id, deadline):
-        for path in reading.journals(paths, job_id):
-            state = reading.try_read(path)
-            plugins = plugins_for(state) if state else Plugins()
-            reports.append(
-                teardown(path, paths, plugins, release_timeout=release_timeout, deadline=deadline)
-            )
-        proof.remove(paths, job_id)
-    return reports
 
 
 def reap(

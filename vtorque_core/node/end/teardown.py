@@ -14,6 +14,7 @@ Needs only the journal: no plan, site config or batch system.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -24,20 +25,20 @@ from pathlib import Path
 
 from vtorque_core.api import hooks, kept_records
 from vtorque_core.api.acquired import CoreResource, Resource
-from vtorque_core.api.batch_system import Usage
 from vtorque_core.api.children import Child, run_in_child, wait_any
 from vtorque_core.api.node_job import EndedJob
 from vtorque_core.api.vcpu_threads import process_of
 from vtorque_core.base import hypervisor
 from vtorque_core.base.distributions import how_to_get, how_to_install
 from vtorque_core.base.errors import HostFault, VtorqueError
-from vtorque_core.base.locks import job_lock, node_lock
+from vtorque_core.base.locks import Busy, job_lock, node_lock
 from vtorque_core.base.names import Paths, boot_id
 from vtorque_core.config.plugins import Plugins
+from vtorque_core.node.shell import proof
 from vtorque_core.records import console, log, reading, timeline
 from vtorque_core.records import journal as journal_module
 from vtorque_core.records.journal import Journal, shared_records
-from vtorque_core.resources.kinds import CORE_KINDS, HELPERS
+from vtorque_core.resources.kinds import HELPERS, core_kind
 
 RELEASE_TIMEOUT = 30.0  # seconds for one record; the default of [node] release_timeout
 DEADLINE = 60.0  # seconds for all; the default of [node] teardown_timeout
@@ -78,7 +79,7 @@ class TeardownReport:
     failed: list[ReleaseResult] = field(default_factory=list)
     orphaned: list[ReleaseResult] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    usage: Usage | None = None
+    usage: kept_records.Usage | None = None
     ended: reading.JobHeader | None = None
 
     @property
@@ -93,6 +94,34 @@ class TeardownReport:
             held = ", ".join(f"{o.seq} {o.kind}" for o in self.held)
             lines.append(f"{self.job}: held until the above is released: {held}")
         return lines
+
+
+def plugins_of(state: reading.JournalState) -> Plugins:
+    wanted = frozenset(state.header.plugins)
+    if state.header.ending is not None:  # loading all takes four times as long
+        wanted &= {*state.header.ending, *(record.plugin for record in state.open)}
+    return Plugins.load(node=True, only=wanted)
+
+
+def release_job(
+    paths: Paths,
+    job_id: str,
+    *,
+    plugins_for: Callable[[reading.JournalState], Plugins] = plugins_of,
+    release_timeout: float = RELEASE_TIMEOUT,
+    deadline: float = DEADLINE,
+) -> list[TeardownReport]:
+    """Release the resources of all attempts of a job on this node, and remove its proof."""
+    reports = []
+    with job_lock(paths, job_id, deadline):
+        for path in reading.journals(paths, job_id):
+            state = reading.try_read(path)
+            plugins = plugins_for(state) if state else Plugins()
+            reports.append(
+                teardown(path, paths, plugins, release_timeout=release_timeout, deadline=deadline)
+            )
+        proof.remove(paths, job_id)
+    return reports
 
 
 def teardown(
@@ -179,13 +208,18 @@ class _Teardown:
         self.pending: dict[int, reading.Record] = dict(self.open)
         self.same_boot = self.state.header.boot == boot_id()
         self.report = TeardownReport(self.state.header.job.id, str(self.journal.path))
-        self.kinds: dict[str, type[Resource]] = {}
+        self._is_locked = False  # True while this teardown holds the node's lock
+
+    @functools.cached_property
+    def kinds(self) -> dict[str, type[Resource]]:
+        """The plugins' resource kinds. They are imported while the guests end."""
+        found: dict[str, type[Resource]] = {}
         for each in self.plugins.each(hooks.vtorque_resources):
             if each.error is not None:
                 self.report.notes.append(f"plugin {each.plugin}: {each.error}")
             else:
-                self.kinds[each.item.kind] = each.item
-        self.kinds.update(CORE_KINDS)  # plugins cannot replace the core's
+                found[each.item.kind] = each.item
+        return found
 
     def time_left(self) -> float:
         return min(self.release_timeout, max(0.0, self.end - time.monotonic()))
@@ -230,7 +264,7 @@ class _Teardown:
         log.enter(phase)
         _log.debug("begins")
 
-    def _measure_usage(self, record: reading.Record) -> Usage | None:
+    def _measure_usage(self, record: reading.Record) -> kept_records.Usage | None:
         name, uuid = str(record.args["name"]), str(record.args["uuid"])
         used = guest_usage(name, uuid)
         if used is not None:
@@ -240,22 +274,25 @@ class _Teardown:
     # -- 2. and 3. release or hold ------------------------------------------------------------
 
     def release_all(self) -> None:
-        while self.pending or self.running:
-            if not self._start_all("job"):
-                self._start_all("node")  # in this process, so that nothing else waits for them
-            wait_any(list(self.running.values()))
-            for seq, child in list(self.running.items()):
-                if child.check():
-                    del self.running[seq]
-                    self._finish_record(self.open[seq], child.error or "")
+        with contextlib.ExitStack() as self.node_lock:
+            while self.pending or self.running:
+                self._start_all("job")
+                self._start_all("node")
+                for record in self.pending.values():
+                    core_kind(record.kind)  # import its class while the guests end
+                wait_any(list(self.running.values()))
+                for seq, child in list(self.running.items()):
+                    if child.check():
+                        del self.running[seq]
+                        self._finish_record(self.open[seq], child.error or "")
+                if self._is_locked and not any(self.open[n].scope == "node" for n in self.running):
+                    self.node_lock.close()
+                    self._is_locked = False
 
-    def _start_all(self, scope: str) -> bool:
-        before = len(self.pending)
-        for seq in sorted(self.pending, reverse=True):
-            record = self.pending.get(seq)
-            if record is not None and record.scope == scope and self._may_start(record):
+    def _start_all(self, scope: str) -> None:
+        for seq, record in sorted(self.pending.items(), reverse=True):
+            if record.scope == scope and self._may_start(record):
                 self._start(self.pending.pop(seq))
-        return len(self.pending) < before
 
     def _may_start(self, record: reading.Record) -> bool:
         if len(self.running) >= _MOST:
@@ -280,7 +317,8 @@ class _Teardown:
             self.report.held.append(_result(record, message))
             return
         try:
-            resource = reading.reconstruct(record, self.kinds)
+            kind = core_kind(record.kind) or self.kinds.get(record.kind)
+            resource = reading.reconstruct(record, kind)
         except reading.OrphanError as error:
             self.report.orphaned.append(_result(record, f"{error}: {self._advice(record)}"))
             return
@@ -312,17 +350,26 @@ class _Teardown:
             self._mark_failed(record, f"cannot fork: {error.strerror}")
 
     def _release_shared(self, record: reading.Record, resource: Resource) -> None:
-        own = (self.journal.path, record.seq)
+        """Release a record of the whole node, unless another job has the same record.
+
+        Holds the node's lock until the record is marked as released. If the lock is held elsewhere,
+        first waits for what this teardown releases meanwhile.
+        """
         try:
-            with node_lock(self.paths, self.time_left()):
-                if not shared_records(self.paths, record.kind, record.args, but=own):
-                    journal_module.step(f"before release {record.kind}")
-                    error = run_in_child(resource.release, self.time_left())
-                    self._finish_record(record, error)
-                else:
-                    self._mark_released(record)
+            if not self._is_locked:
+                wait = 0.0 if self.running else self.time_left()
+                self.node_lock.enter_context(node_lock(self.paths, wait))
+                self._is_locked = True
+            own = (self.journal.path, record.seq)
+            if shared_records(self.paths, record.kind, record.args, but=own):
+                self._mark_released(record)
+            else:
+                self._release(record, resource)
         except VtorqueError as error:
-            self._mark_failed(record, str(error))
+            if isinstance(error, Busy) and self.running:
+                self.pending[record.seq] = record
+            else:
+                self._mark_failed(record, str(error))
 
     def _finish_record(self, record: reading.Record, error: str) -> None:
         if error:
@@ -402,7 +449,7 @@ def _error_of(release: Callable[[], None]) -> str:
     return ""
 
 
-def guest_usage(name: str, uuid: str) -> Usage | None:
+def guest_usage(name: str, uuid: str) -> kept_records.Usage | None:
     process = process_of(name, uuid)
     if process is None:
         return None
@@ -412,13 +459,13 @@ def guest_usage(name: str, uuid: str) -> Usage | None:
         ticks = int(fields[11]) + int(fields[12])  # utime, stime: proc_pid_stat(5)
         status = (process / "status").read_text(encoding="utf-8", errors="replace")
         peak = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
-        return Usage(ticks / os.sysconf("SC_CLK_TCK"), int(peak.split()[1]) >> 10)
+        return kept_records.Usage(ticks / os.sysconf("SC_CLK_TCK"), int(peak.split()[1]) >> 10)
     except (OSError, ValueError, IndexError, StopIteration):
         return None
 
 
-def total_usage(parts: Iterable[Usage | None]) -> Usage | None:
+def total_usage(parts: Iterable[kept_records.Usage | None]) -> kept_records.Usage | None:
     known = [part for part in parts if part is not None]
     if not known:
         return None
-    return Usage(sum(p.cpu_seconds for p in known), sum(p.peak_mib for p in known))
+    return kept_records.Usage(sum(p.cpu_seconds for p in known), sum(p.peak_mib for p in known))

@@ -9,10 +9,10 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vtorque_core.api import kept_records
+from vtorque_core.api import hooks, kept_records
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.site_config import Site
 from vtorque_core.node.shell.proof import Proof
@@ -33,7 +33,7 @@ def run_beside(
     proof: Proof, batch: BatchSystem, site: Site, plugins: Plugins
 ) -> contextlib.AbstractContextManager[None]:
     given = {"job": proof.job, "batch": batch, "site": site}
-    return keep_running(_commands("vtorque_beside_script", proof, plugins, **given))
+    return keep_running(_commands(hooks.vtorque_beside_script, proof, plugins, **given))
 
 
 def run_after(proof: Proof, code: int, site: Site, plugins: Plugins) -> None:
@@ -42,7 +42,8 @@ def run_after(proof: Proof, code: int, site: Site, plugins: Plugins) -> None:
     Otherwise a signal at the end of the walltime could change the job's exit status.
     """
     place = kept_records.place(site.paths, proof.job)
-    commands = _commands("vtorque_after_script", proof, plugins, place=place, code=code, site=site)
+    given = {"place": place, "code": code, "site": site}
+    commands = _commands(hooks.vtorque_after_script, proof, plugins, **given)
     if commands:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         run_all(commands, 2)
@@ -74,9 +75,11 @@ def run_all(commands: Sequence[Sequence[str]], output: int, seconds: float = AFT
                 _end(_start(argv, _ENVIRON, output), until)
 
 
-def _commands(hook: str, proof: Proof, plugins: Plugins, **arguments: Any) -> list[Sequence[str]]:
+def _commands(
+    hook: Callable[..., Iterable[Sequence[str]]], proof: Proof, plugins: Plugins, **given: Any
+) -> list[Sequence[str]]:
     plugins = plugins.withhold(dict.fromkeys(proof.off, "[[limits]]"))
-    return [each.item for each in plugins.each(hook, **arguments) if each.error is None]
+    return [each.item for each in plugins.each(hook, **given) if each.error is None]
 
 
 def _start(

@@ -142,16 +142,15 @@ def read(paths: Paths, job_id: str, uid: int, owner_uid: int = 0) -> Proof | Non
     proof is unreadable, invalid, or of another job or user.
     """
     target = paths.proof(job_id)
-    try:
-        for directory in (target.parent.parent, target.parent):
-            _check_owner(directory, directory.lstat(), owner_uid, stat.S_ISDIR)
-        # O_NONBLOCK: opening a FIFO would wait for ever, open(2).
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(target, flags)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise HostFault(f"{target}: {error.strerror}", stage="proof") from None
+    with safefs.name_errors(target, stage="proof"):
+        try:
+            for directory in (target.parent.parent, target.parent):
+                _check_owner(directory, directory.lstat(), owner_uid, stat.S_ISDIR)
+            # O_NONBLOCK: opening a FIFO would wait for ever, open(2).
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(target, flags)
+        except FileNotFoundError:
+            return None
     with os.fdopen(descriptor, "rb") as file:
         _check_owner(target, os.fstat(descriptor), owner_uid, stat.S_ISREG)
         data = file.read(MAX_BYTES + 1)

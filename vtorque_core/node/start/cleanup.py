@@ -14,8 +14,8 @@ from vtorque_core.base.errors import VtorqueError
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.policy import facts_of_job, for_job
 from vtorque_core.config.site_config import Site
-from vtorque_core.node.end.reap import notify, reap, release_job
-from vtorque_core.node.end.teardown import TeardownReport, teardown
+from vtorque_core.node.end.reap import notify, reap
+from vtorque_core.node.end.teardown import TeardownReport, release_job, teardown
 from vtorque_core.node.shell import proof
 from vtorque_core.node.shell.proof import Proof
 from vtorque_core.node.start.start_order import header, proof_file

@@ -32,13 +32,12 @@ from vtorque_core.base.detach import run_detached
 from vtorque_core.base.errors import HostFault, InUse, Refused, VtorqueError, printable
 from vtorque_core.base.locks import Busy, job_lock
 from vtorque_core.base.names import JobAttempt
-from vtorque_core.config.load import load_node
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.config.site_config import Site
 from vtorque_core.node.shell import proof
 from vtorque_core.node.shell.proof import Proof, State
 from vtorque_core.node.start.start_order import start_job
-from vtorque_core.plan.job_context import attempt_of, job_user
+from vtorque_core.plan.job_context import attempt_of, job_user, load_node
 from vtorque_core.records import log
 from vtorque_core.records.log import Log
 from vtorque_core.records.reading import ARRIVES, JournalError, find, journals

@@ -16,7 +16,6 @@ from vtorque_core.api.unprivileged_parser import helper_process
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import EXIT_FAILED, EXIT_OK, Refused, VtorqueError, printable
 from vtorque_core.base.locks import job_lock
-from vtorque_core.config.load import load_node
 from vtorque_core.config.plugins import PluginError, Plugins
 from vtorque_core.config.site_config import Site
 from vtorque_core.node.start.cleanup import release_attempts
@@ -87,7 +86,7 @@ class ReceivingJob:
 
 
 def run_hook(config: Path) -> int:
-    return run(*load_node(config), 0, 1)
+    return run(*job_context.load_node(config), 0, 1)
 
 
 def run(adapter: NodeAdapter, site: Site, plugins: Plugins, requests: int, answers: int) -> int:

@@ -158,10 +158,7 @@ def metadata(xml: str) -> str:
 
 
 def render_devices(
-    spec: DomainSpec,
-    merged: MergedDomain,
-    sockets: Mapping[str, str],
-    taps: Mapping[str, str],
+    spec: DomainSpec, merged: MergedDomain, sockets: Mapping[str, str], taps: Mapping[str, str]
 ) -> tuple[str, ...]:
     """Return the XML of each device to plug in: shares and NICs, the user's disks, other disks."""
     environment = _environment(spec.templates)

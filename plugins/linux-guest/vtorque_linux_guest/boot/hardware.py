@@ -9,7 +9,7 @@ from vtorque_core.api.guest_context import ContextItem, EnvVar, Mount, RootComma
 from vtorque_core.api.guest_plan import GuestPlan, Share
 from vtorque_core.api.libvirt_domain import Channel, Disk, Element, Filesystem, KernelBoot
 from vtorque_core.api.vm_options import DISK
-from vtorque_linux_guest.boot.seed import seed_disk
+from vtorque_linux_guest.boot.seed import SEED_NAME, SERIAL
 from vtorque_linux_guest.guest.agent_side import ports
 from vtorque_linux_guest.guest.contract import (
     CANCEL_PORT,
@@ -89,3 +89,9 @@ def tag(share: Share, image: Image) -> str:
     if len(share.name.encode()) > (most := _TAG_BYTES - len(mark.encode())):
         raise HostFault(f"[shares.{share.name}]: the name is longer than {most} bytes")
     return share.name + mark
+
+
+def seed_disk(guest: GuestPlan) -> Disk:
+    """Return the seed as a libvirt disk. Guests find it by its serial number (doc/guests.md)."""
+    path = str(guest.state_dir / SEED_NAME)
+    return Disk("seed", path=path, format="raw", readonly=True, serial=SERIAL)

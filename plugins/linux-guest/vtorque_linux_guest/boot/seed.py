@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 
 from vtorque_core.api import HostFault, closing, name_errors
 from vtorque_core.api.acquired import Resource, unjournalled
-from vtorque_core.api.guest_plan import GuestPlan
-from vtorque_core.api.libvirt_domain import Disk
 
 if TYPE_CHECKING:
     from pycdlib import PyCdlib
 
+    from vtorque_core.api.guest_plan import GuestPlan
     from vtorque_core.api.job_files import File
 
 LABEL = "cidata"
@@ -69,12 +68,6 @@ def _make_folders(image: PyCdlib, folder: str, made: dict[str, str]) -> None:
     _make_folders(image, above, made)
     made[folder] = f"{made[above]}/D{len(made):06d}"
     image.add_directory(made[folder], rr_name=name, joliet_path=f"/{folder}", file_mode=_DIRECTORY)
-
-
-def seed_disk(guest: GuestPlan) -> Disk:
-    """Return the seed as a libvirt disk. Guests find it by its serial number (doc/guests.md)."""
-    path = str(guest.state_dir / SEED_NAME)
-    return Disk("seed", path=path, format="raw", readonly=True, serial=SERIAL)
 
 
 def seed_file(guest: GuestPlan, files: Mapping[str, bytes]) -> File:
