@@ -21,13 +21,13 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import importlib_metadata
 import pluggy
 from importlib_metadata import Distribution, EntryPoint
 
-from vtorque_core.api import hooks as hookspecs
+from vtorque_core.api import hooks
 from vtorque_core.base.distributions import BATCH_SYSTEMS, how_to_get
 from vtorque_core.base.errors import Conflict, Refusal, Refused, VtorqueError, plugin_text
 from vtorque_core.config import hook_items
@@ -172,7 +172,7 @@ class Plugins:
         self._modules: dict[int, tuple[str, Any]] = {}  # id to plugin and module, in order
         self._checked: dict[Path, Path] = {}  # checked directories, only root can write
         self._manager = _Manager("vtorque")
-        self._manager.add_hookspecs(hookspecs)
+        self._manager.add_hookspecs(hooks)
 
     @classmethod
     def load(
@@ -222,7 +222,7 @@ class Plugins:
 
         Raises PluginError for an unknown hook, or for a hook without ``@hookimpl``.
         """
-        unknown = [hook for hook in _hook_names(module) if not hasattr(hookspecs, hook)]
+        unknown = [hook for hook in _hook_names(module) if not hasattr(hooks, hook)]
         if unknown:
             raise PluginError(
                 f"plugin {name} ({distribution}): {unknown[0]} is not a hook of vTorque"
@@ -266,17 +266,9 @@ class Plugins:
     def hooks_of(self, name: str) -> tuple[str, ...]:
         return tuple(sorted({h for module in self.modules_of(name) for h in _hook_names(module)}))
 
-    @overload
     def each(
         self, hook: Callable[P, Iterable[T] | None], *args: P.args, **kwargs: P.kwargs
-    ) -> Iterator[Contribution[T]]: ...
-
-    @overload
-    def each(self, hook: str, **kwargs: Any) -> Iterator[Contribution[Any]]: ...
-
-    def each(
-        self, hook: Callable[..., Any] | str, *args: Any, **kwargs: Any
-    ) -> Iterator[Contribution[Any]]:
+    ) -> Iterator[Contribution[T]]:
         """Call a hook of each plugin, in the order of ``names``, and yield every item or error.
 
         A hook without result yields one contribution with the item None. An item of a wrong type is
@@ -284,8 +276,7 @@ class Plugins:
         """
         if args:
             raise TypeError("call a hook with keyword arguments only")
-        hook = hook if isinstance(hook, str) else hook.__name__
-        caller = getattr(self._manager.hook, hook)
+        caller = getattr(self._manager.hook, hook.__name__)
         for impl in sorted(
             caller.get_hookimpls(), key=lambda i: _order(self._modules[id(i.plugin)][0])
         ):
@@ -298,36 +289,28 @@ class Plugins:
             began = time.perf_counter()
             try:
                 result = impl.function(*(kwargs[arg] for arg in impl.argnames))
-                items.extend(_items(hook, result))
+                items.extend(_items(hook.__name__, result))
             except (Exception, SystemExit) as raised:
                 error = raised
             if os.environ.get(_TRACE):
                 given = {arg: kwargs[arg] for arg in impl.argnames}
-                _trace(hook, name, given, items, error, time.perf_counter() - began)
+                _trace(hook.__name__, name, given, items, error, time.perf_counter() - began)
             yield from (Contribution(name, dist, item) for item in items)
             if error is not None:
-                yield Contribution(name, dist, None, error, _show_location(impl.plugin, hook))
+                where = _show_location(impl.plugin, hook.__name__)
+                yield Contribution[Any](name, dist, None, error, where)
 
-    @overload
     def collect(
         self, hook: Callable[P, Iterable[T] | None], *args: P.args, **kwargs: P.kwargs
-    ) -> list[Contribution[T]]: ...
-
-    @overload
-    def collect(self, hook: str, **kwargs: Any) -> list[Contribution[Any]]: ...
-
-    def collect(
-        self, hook: Callable[..., Any] | str, *args: Any, **kwargs: Any
-    ) -> list[Contribution[Any]]:
+    ) -> list[Contribution[T]]:
         """Call a hook of each plugin, as :meth:`each` does, and return all contributions.
 
         Raises the plugin's VtorqueError; for any other exception of the plugin, PluginError.
         """
-        hook = hook if isinstance(hook, str) else hook.__name__
         found = []
         for contribution in self.each(hook, *args, **kwargs):
             if contribution.error is not None:
-                raise_error(contribution, hook)
+                raise_error(contribution, hook.__name__)
             found.append(contribution)
         return found
 
@@ -347,35 +330,35 @@ class Plugins:
     # -- strategies by name -------------------------------------------------------------------
 
     def options(self) -> dict[str, Option[Any]]:
-        return self._unique("vtorque_options", lambda o: o.key)
+        return self._unique(hooks.vtorque_options, lambda o: o.key)
 
     def guest_types(self) -> dict[str, GuestType]:
-        return self._unique("vtorque_guest_types", lambda g: g.name)
+        return self._unique(hooks.vtorque_guest_types, lambda g: g.name)
 
     def batch_systems(self) -> dict[str, BatchSystem]:
-        return self._unique("vtorque_batch_systems", lambda b: b.name)
+        return self._unique(hooks.vtorque_batch_systems, lambda b: b.name)
 
     def image_builders(self) -> dict[str, ImageBuilder]:
-        return self._unique("vtorque_image_builders", lambda b: b.name)
+        return self._unique(hooks.vtorque_image_builders, lambda b: b.name)
 
     def image_sources(self) -> list[ImageSource]:
-        return list(self._unique("vtorque_image_sources", lambda _: "images of users").values())
+        return list(self._unique(hooks.vtorque_image_sources, lambda _: "images of users").values())
 
     def guest_type(self, name: str) -> GuestType:
-        why = self.why_withheld("vtorque_guest_types", name)
+        why = self.why_withheld(hooks.vtorque_guest_types, name)
         return _find_one(self.guest_types(), name, "guest type", self.broken, why and f"; {why}")
 
     def batch_system(self, name: str) -> BatchSystem:
         how = f": {how_to_get(BATCH_SYSTEMS[name])}" if name in BATCH_SYSTEMS else ""
         return _find_one(self.batch_systems(), name, "batch system", self.broken, how)
 
-    def plugin_of(self, hook: str, name: str) -> str:
-        for contribution in self.each(hook):
+    def plugin_of_guest_type(self, name: str) -> str:
+        for contribution in self.each(hooks.vtorque_guest_types):
             if contribution.error is None and contribution.item.name == name:
                 return contribution.plugin
         raise KeyError(name)
 
-    def why_withheld(self, hook: str, name: str) -> str:
+    def why_withheld(self, hook: Callable[[], Iterable[Any]], name: str) -> str:
         """Return why the plugin that defines ``name`` is disabled for this job; empty: enabled."""
         for each in self.withhold({}).each(hook) if self.withheld else ():
             named = getattr(each.item, "key", None) or getattr(each.item, "name", None)
@@ -384,16 +367,16 @@ class Plugins:
                 return f"plugin {each.plugin} is disabled for this job (set by {where})"
         return ""
 
-    def _unique(self, hook: str, key: Callable[[Any], str]) -> dict[str, Any]:
+    def _unique(self, hook: Callable[[], Iterable[T]], key: Callable[[T], str]) -> dict[str, Any]:
         found: dict[str, Contribution[Any]] = {}
         for contribution in self.each(hook):
             if contribution.error is not None:
-                self.broken.setdefault(contribution.plugin, contribution.message(hook))
+                self.broken.setdefault(contribution.plugin, contribution.message(hook.__name__))
                 continue
             name = key(contribution.item)
             if name in found:
                 raise Conflict(
-                    f"{hook}: {name!r} is provided by {found[name].distribution} and by "
+                    f"{hook.__name__}: {name!r} is provided by {found[name].distribution} and by "
                     f"{contribution.distribution}: disable one of them in [plugins]"
                 )
             found[name] = contribution

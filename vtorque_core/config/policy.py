@@ -164,7 +164,7 @@ def check_options(request: Request, site: Site, plugins: Plugins) -> JobRequest:
         problem: Refusal | None
         if key not in options:
             problem = unknown_key(key, shown, options, _unloaded_hint(site, plugins))
-            if why := plugins.why_withheld("vtorque_options", key):
+            if why := plugins.why_withheld(hooks.vtorque_options, key):
                 problem = replace(problem, message=why, fix=None)
         elif key in given:
             problem = Refusal("is given twice", key=key, value=shown)

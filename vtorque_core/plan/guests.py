@@ -323,7 +323,7 @@ def prepare_guests(
         guest = dataclasses.replace(placed_guest, hostnames=hostnames, slots=slots)
         items = context_of(context, guest, driver, batch)
         contributed = domain_contributions(context, guest, driver)
-        owner = context.plugins.plugin_of("vtorque_guest_types", guest.image.guest_type)
+        owner = context.plugins.plugin_of_guest_type(guest.image.guest_type)
         merged = merge(contributed)
         prepared.append(GuestSpec(guest, driver, owner, contributed, merged, items))
     return prepared
@@ -359,7 +359,7 @@ def domain_contributions(
     context: JobContext, guest: GuestPlan, driver: GuestDriver
 ) -> list[Contributed]:
     site, plugins = context.site, context.plugins
-    owner = plugins.plugin_of("vtorque_guest_types", guest.image.guest_type)
+    owner = plugins.plugin_of_guest_type(guest.image.guest_type)
     found = [Contributed("core", "vtorque-core", e) for e in _core_elements(guest, site)]
     found += [
         Contributed(owner, plugins.distributions[owner], e) for e in driver.elements(guest, site)

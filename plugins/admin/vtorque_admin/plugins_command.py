@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from vtorque_admin import author_errors
-from vtorque_core.api import EXIT_FAILED, Command, ConfigError
+from vtorque_core.api import EXIT_FAILED, Command, ConfigError, hooks
 from vtorque_core.api.tables import show
 from vtorque_core.live.command_groups import PluginGroup, config_option, json_option
 from vtorque_core.live.site_config import (
@@ -34,12 +34,12 @@ def _point_name(item: Command) -> str:
 
 
 # Kind of contribution (as in the table and --json), its hook, and a function for an item's name.
-_KINDS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
-    ("-vm", "vtorque_options", lambda item: str(item.key)),
-    ("guest types", "vtorque_guest_types", lambda item: str(item.name)),
-    ("batch systems", "vtorque_batch_systems", lambda item: str(item.name)),
-    ("image builders", "vtorque_image_builders", lambda item: str(item.name)),
-    ("commands", "vtorque_commands", _point_name),
+_KINDS: tuple[tuple[str, Callable[[], Iterable[Any]], Callable[[Any], str]], ...] = (
+    ("-vm", hooks.vtorque_options, lambda item: str(item.key)),
+    ("guest types", hooks.vtorque_guest_types, lambda item: str(item.name)),
+    ("batch systems", hooks.vtorque_batch_systems, lambda item: str(item.name)),
+    ("image builders", hooks.vtorque_image_builders, lambda item: str(item.name)),
+    ("commands", hooks.vtorque_commands, _point_name),
 )
 
 
@@ -114,10 +114,10 @@ def list_rows(loaded: Plugins, raw: Raw, disabled: tuple[str, ...]) -> list[Row]
             why = f"[plugins] {key} ({raw.origin(f'plugins.{key}')})"
             rows.append(Row(name, "off", distribution, version, why))
         else:
-            has, hooks = brought.get(name, {}), loaded.hooks_of(name)
+            has, its = brought.get(name, {}), loaded.hooks_of(name)
             wrong = tuple(author_errors.find_errors(loaded, name))
             slow = author_errors.slow_import(loaded, name)
-            rows.append(Row(name, "on", distribution, version, slow, has, hooks, wrong))
+            rows.append(Row(name, "on", distribution, version, slow, has, its, wrong))
     return rows
 
 
@@ -131,9 +131,9 @@ def _contributions(loaded: Plugins) -> dict[str, dict[str, list[str]]]:
                     raise each.error
                 found.setdefault(each.plugin, {}).setdefault(kind, []).append(name_of(each.item))
             except (Exception, SystemExit) as error:
-                told = (
-                    each.message(hook) if each.error else f"{hook}: {type(error).__name__}: {error}"
-                )
+                name = hook.__name__
+                told = f"{name}: {type(error).__name__}: {error}"
+                told = each.message(name) if each.error else told
                 loaded.broken.setdefault(each.plugin, told)
     for names in [names for has in found.values() for names in has.values()]:
         names.sort()
@@ -145,8 +145,8 @@ def _print(rows: list[Row], verbose: bool) -> None:
     cells = []
     for row in rows:
         brings = "; ".join(f"{kind} {', '.join(names)}" for kind, names in row.brings.items())
-        hooks = [", ".join(hook.removeprefix("vtorque_") for hook in row.hooks) or "-"]
-        cells.append([row.name, row.state, row.version, brings or "-", *(hooks if verbose else [])])
+        shown = [", ".join(hook.removeprefix("vtorque_") for hook in row.hooks) or "-"]
+        cells.append([row.name, row.state, row.version, brings or "-", *(shown if verbose else [])])
     notes = [f"{row.name} is {row.state}: {row.why}" for row in rows if row.why]
     notes += [
         f"{row.name} ({row.distribution} {row.version}): {w}" for row in rows for w in row.wrong

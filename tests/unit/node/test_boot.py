@@ -13,6 +13,7 @@ import pytest
 import running_journal
 from holding import holding
 from patience import LONG, eventually
+from vtorque_core.api import hooks
 from vtorque_core.api.boot_source import BootSource, ColdBoot
 from vtorque_core.api.libvirt_domain import Filesystem, Interface
 from vtorque_core.base import hypervisor
@@ -180,7 +181,15 @@ def test_processes_of_the_node_start_when_qemu_has_started(monkeypatch):
     each = GuestSpec(planned.guest_plan(), mock.Mock(), "p", (), MergedDomain(()), ())
     one = boot.GuestBoot(start, each, "tcg", threading.Event())
     boot.boot_all(start, [one], booting=lambda: did.append("others"))
-    assert did == ["boot", "domain", "others", "ready", "READY", "post-boot", "vtorque_post_boot"]
+    assert did == [
+        "boot",
+        "domain",
+        "others",
+        "ready",
+        "READY",
+        "post-boot",
+        hooks.vtorque_post_boot,
+    ]
 
 
 @pytest.mark.parametrize("created", [True, False])

@@ -6,7 +6,7 @@ import logging
 import sys
 import syslog
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from vtorque_core.api.acquired import Resource
@@ -84,13 +84,13 @@ class StartAttempt:
         log.enter(phase)
         _log.debug("begins")
 
-    def call_hook(self, hook: str) -> None:
+    def call_hook(self, hook: Callable[..., None]) -> None:
         """Call a hook of each plugin, and journal the hook's resources under the plugin's name."""
         for name in self.plugins.names:
             self.acting = name
             begun = time.monotonic()
             with log.log_context(plugin=name):
                 self.plugins.only_plugin(name).collect(hook, job=self)
-                if hook in self.plugins.hooks_of(name):
-                    _log.debug("%s: %.1f ms", hook, (time.monotonic() - begun) * 1000)
+                if hook.__name__ in self.plugins.hooks_of(name):
+                    _log.debug("%s: %.1f ms", hook.__name__, (time.monotonic() - begun) * 1000)
         self.acting = "core"

@@ -21,6 +21,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from vtorque_core.api import hooks
 from vtorque_core.api.acquired import Resource
 from vtorque_core.api.boot_source import Boot, ColdBoot
 from vtorque_core.api.guest_driver import ORDER_SOCKET, BootedGuest, ClockDriver, LateDriver
@@ -150,7 +151,7 @@ def boot_all(
     start.enter("ready")
     _run_parallel([each for each, _ in booted], ready, stop)
     start.enter("post-boot")
-    start.call_hook("vtorque_post_boot")
+    start.call_hook(hooks.vtorque_post_boot)
     return [console for _, console in booted]
 
 

@@ -96,7 +96,7 @@ def _boot(start: StartAttempt, job: BatchJob, wanted: Mapping[str, str], ports: 
     guest = replace(guest, qemu_uid=host_ids.guest_uid(guest, site))
     start.guests = [guest]
     merged = merge(plan.domain_contributions(context, guest, driver))
-    owner = plugins.plugin_of("vtorque_guest_types", guest.image.guest_type)
+    owner = plugins.plugin_of_guest_type(guest.image.guest_type)
     each = plan.GuestSpec(guest, driver, owner, (), drop_pluggable(merged), ())
     start.enter("pre-boot")
     acquire_all(start, [each], guard=False)  # it has no network interface yet

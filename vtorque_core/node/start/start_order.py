@@ -162,7 +162,7 @@ def _start(
     def while_booting() -> None:
         if job.placed is not None:
             os.eventfd_write(job.placed, 1)
-        start.call_hook("vtorque_while_booting")
+        start.call_hook(hooks.vtorque_while_booting)
 
     if job.placed is not None and any(each.plan.source.warm_key for each in prepared):
         os.eventfd_write(job.placed, 1)  # earlier, because QEMU runs already
@@ -171,7 +171,7 @@ def _start(
     boots = [] if on_order else boot.guest_boots(start, prepared)
     guest_resources.acquire_all(start, prepared, meanwhile=lambda: [b.rendered for b in boots])
     _acquire_user_files(start, wanted)
-    start.call_hook("vtorque_pre_boot")
+    start.call_hook(hooks.vtorque_pre_boot)
 
     if on_order:
         boot.boot_on_order(start, prepared)
