@@ -26,8 +26,11 @@ T = TypeVar("T")
 STAGE = "libvirt"
 CALL_TIMEOUT = 60.0
 """Seconds for one call. The first createXML after a QEMU update takes seconds to probe QEMU."""
-LOOKUP = 10.0
-"""Seconds for one call that libvirtd answers from memory."""
+LOOKUP = 20.0
+"""Seconds for one call that libvirtd answers from memory.
+
+While libvirtd ends a QEMU, for up to 15 s, it holds the domain's lock (virProcessKillPainfully).
+"""
 _POLL = 0.05
 _CLOSE_TIMEOUT = 5.0
 
