@@ -26,11 +26,8 @@ T = TypeVar("T")
 STAGE = "libvirt"
 CALL_TIMEOUT = 60.0
 """Seconds for one call. The first createXML after a QEMU update takes seconds to probe QEMU."""
-LOOKUP = 20.0
-"""Seconds for one call that libvirtd answers from memory.
-
-While libvirtd ends a QEMU, for up to 15 s, it holds the domain's lock (virProcessKillPainfully).
-"""
+LOOKUP = 10.0
+"""Seconds for one call that libvirtd answers from memory."""
 _POLL = 0.05
 _CLOSE_TIMEOUT = 5.0
 
@@ -287,7 +284,8 @@ def destroy_domain(uri: str, uuid: str, deadline_s: float = 60.0) -> None:
     A domain with the same UUID that starts meanwhile is not killed.
     """
     deadline = time.monotonic() + deadline_s
-    domain_id = call(uri, "find domain", lambda c: _running_id(c, uuid), min(deadline_s, LOOKUP))
+    # libvirtd locks a domain while it kills QEMU, for up to 15 s (virProcessKillPainfully).
+    domain_id = call(uri, "find domain", lambda c: _running_id(c, uuid), deadline_s)
     if domain_id is None:
         return
     failure = ""

@@ -21,7 +21,7 @@ from vtorque_core.base.names import Paths
 
 _POLL = 0.01  # seconds between two tries; flock(2) has no time limit
 _held: dict[str, int] = {}  # path to descriptor, of this process
-_node_threads = threading.Lock()
+_node_threads = threading.RLock()
 
 
 def lock_holder(descriptor: int) -> int | None:

@@ -77,6 +77,7 @@ class ImageUse(CoreResource):
     kind = store.KIND
     scope = "node"
     volatile = False
+    blocking = True
     path: str
 
     def create(self) -> None:

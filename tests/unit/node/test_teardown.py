@@ -1,5 +1,6 @@
 """Teardown releases everything. A failed release keeps its dependencies. It is idempotent."""
 
+import fcntl
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from vtorque_core.api.job_files import File, Tree
 from vtorque_core.api.values import hookimpl
 from vtorque_core.base import hypervisor
 from vtorque_core.base.errors import HostFault
+from vtorque_core.base.locks import node_lock
 from vtorque_core.base.names import JobAttempt, Paths
 from vtorque_core.config.plugins import Plugins
 from vtorque_core.node.end import teardown as module_under_test
@@ -27,6 +29,7 @@ from vtorque_core.node.end.teardown import teardown
 from vtorque_core.records.journal import Journal
 from vtorque_core.records.reading import JobHeader, journals, read
 from vtorque_core.resources.domain import Domain
+from vtorque_core.resources.kinds import CORE_KINDS
 from vtorque_core.resources.lease import Lease, SpareUse
 from vtorque_core.resources.netfilter import Netfilter
 
@@ -397,6 +400,53 @@ def test_node_wide_resource_ends_with_its_last_job(paths, start, tmp_path):
     assert teardown(second.path, paths, loaded()).clean
     assert not path.exists()
     assert (tmp_path / "other").exists()
+
+
+def test_node_lock_is_free_while_only_resources_of_the_job_are_released(
+    paths, start, tmp_path, monkeypatch
+):
+    """Otherwise no job could start on the node meanwhile."""
+
+    def release(_):
+        with node_lock(paths, LONG / 2):
+            (tmp_path / "locked").touch()
+
+    first, second = start("1"), start("2")
+    first.take(AcmeCard(str(tmp_path / "card")), guest=0)
+    first.take(CardManager(str(tmp_path / "manager")))
+    second.take(CardManager(str(tmp_path / "manager")))
+    monkeypatch.setattr(AcmeCard, "release", release)
+    assert teardown(first.path, paths, loaded(), release_timeout=LONG, deadline=LONG).clean
+    assert (tmp_path / "locked").exists()
+
+
+def test_locked_node_delays_only_what_the_jobs_share(paths, start, tmp_path, monkeypatch):
+    """The lock is freed by the release of the job's resource, which therefore must not wait."""
+    journal = start()
+    journal.take(AcmeCard(str(tmp_path / "card")), guest=0)
+    journal.take(CardManager(str(tmp_path / "manager")))
+    other = os.open(paths.node_lock, os.O_RDWR)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    monkeypatch.setattr(AcmeCard, "release", lambda _: fcntl.flock(other, fcntl.LOCK_UN))
+    monkeypatch.setattr(CardManager, "release", lambda _: None)
+    report = teardown(journal.path, paths, loaded(), release_timeout=LONG, deadline=LONG)
+    os.close(other)
+    assert report.clean
+    assert numbers(report.released) == [1, 2]
+
+
+def test_class_that_another_version_lacks_holds_only_its_record(
+    paths, start, tmp_path, monkeypatch
+):
+    """A reaper that runs for hours imports the classes of the version that is installed then."""
+    journal = start()
+    journal.take(File(str(tmp_path / "f")), guest=0)
+    journal.take(AcmeCard(str(tmp_path / "card")), guest=1)
+    monkeypatch.setitem(CORE_KINDS, "file", "api.job_files:Gone")
+    report = teardown(journal.path, paths, loaded())
+    assert (numbers(report.orphaned), numbers(report.released)) == ([1], [2])
+    monkeypatch.undo()
+    assert teardown(journal.path, paths, loaded()).clean
 
 
 def test_partly_created_node_wide_resource_is_created_again(paths, start, tmp_path, monkeypatch):

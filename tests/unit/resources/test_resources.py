@@ -37,6 +37,7 @@ def test_resources_that_survive_a_reboot_are_known():
         "userdisk",
         "mount",
         "netfilter",
+        "image",
         "spare",
     }
 

@@ -233,7 +233,7 @@ class _Teardown:
 
     def keep(self, path: str) -> None:
         for record in list(self.open.values()):
-            if record.args.get("path") == path:
+            if path and record.args.get("path") == path:
                 del self.open[record.seq], self.pending[record.seq]
 
     # -- 1. usage, consoles, vtorque_teardown -------------------------------------------------
@@ -278,16 +278,17 @@ class _Teardown:
             while self.pending or self.running:
                 self._start_all("job")
                 self._start_all("node")
-                for record in self.pending.values():
-                    core_kind(record.kind)  # import its class while the guests end
+                if self._is_locked and not any(self.open[n].scope == "node" for n in self.running):
+                    self.node_lock.close()
+                    self._is_locked = False
+                with contextlib.suppress(ImportError, AttributeError):
+                    for record in self.pending.values():
+                        core_kind(record.kind)  # import its class while the guests end
                 wait_any(list(self.running.values()))
                 for seq, child in list(self.running.items()):
                     if child.check():
                         del self.running[seq]
                         self._finish_record(self.open[seq], child.error or "")
-                if self._is_locked and not any(self.open[n].scope == "node" for n in self.running):
-                    self.node_lock.close()
-                    self._is_locked = False
 
     def _start_all(self, scope: str) -> None:
         for seq, record in sorted(self.pending.items(), reverse=True):
@@ -319,14 +320,15 @@ class _Teardown:
         try:
             kind = core_kind(record.kind) or self.kinds.get(record.kind)
             resource = reading.reconstruct(record, kind)
-        except reading.OrphanError as error:
+        except (reading.OrphanError, ImportError, AttributeError) as error:
+            # AttributeError: another version was installed while this process ran
             self.report.orphaned.append(_result(record, f"{error}: {self._advice(record)}"))
             return
         if resource.volatile and not self.same_boot:
             self._mark_released(record)
         elif self.time_left() <= 0:
             self._mark_failed(record, "not tried: teardown_timeout exceeded")
-        elif resource.scope == "node":
+        elif record.scope == "node":
             self._release_shared(record, resource)
         else:
             self._release(record, resource)

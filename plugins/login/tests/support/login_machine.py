@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vtorque_core.api import JobAttempt
+from vtorque_core.api import JobAttempt, hooks
 from vtorque_core.config.load import load
 from vtorque_core.node.shell import around_script
 
@@ -38,7 +38,7 @@ def main():
     site, plugins = load(Path(PLAN["node"]), node=False)
     job = JobAttempt(PLAN["job"], 0, name, os.getuid(), "n1")
     found = plugins.collect(
-        "vtorque_beside_script", job=job, batch=plugins.batch_system("torque"), site=site
+        hooks.vtorque_beside_script, job=job, batch=plugins.batch_system("torque"), site=site
     )
     said = []
     with around_script.keep_running([each.item for each in found]):
