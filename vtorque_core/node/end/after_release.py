@@ -12,7 +12,6 @@ from vtorque_core.api import kept_records
 from vtorque_core.api.children import run_in_child
 from vtorque_core.base.names import Paths
 from vtorque_core.config.load import load
-from vtorque_core.node.end import leftovers
 from vtorque_core.node.end.reap import AFTER, notify, reap_until_clean
 from vtorque_core.node.end.teardown import TeardownReport, total_usage
 from vtorque_core.records.reading import JobHeader
@@ -51,6 +50,8 @@ def finish(
 
 
 def _kill_leftovers(paths: Paths, job: JobHeader) -> None:
+    from vtorque_core.node.end import leftovers  # noqa: PLC0415 - few jobs have a whole node
+
     told = leftovers.kill(paths, job)
     if told:
         sys.stderr.write(f"vtorque: {told}\n")
