@@ -1,4 +1,4 @@
-"""What an epilogue does after the release of a job's resources. As root, on the node."""
+"""Steps of the epilogue after a job's resources are released. As root, on the node."""
 
 from __future__ import annotations
 
