@@ -21,6 +21,7 @@ from vtorque_core.base.names import Paths
 
 _POLL = 0.01  # seconds between two tries; flock(2) has no time limit
 _held: dict[str, int] = {}  # path to descriptor, of this process
+# Re-entrant, so that a child can acquire it that is forked while this thread holds it.
 _node_threads = threading.RLock()
 
 

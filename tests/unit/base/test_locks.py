@@ -130,3 +130,13 @@ def test_holder_of_names_the_process_that_holds_a_posix_lock(tmp_path):
     assert locks.holder_of(path) is None
     with pytest.raises(FileNotFoundError):
         locks.holder_of(tmp_path / "none.lock")
+
+
+def test_child_that_is_forked_beside_the_node_lock_can_acquire_it_later(paths):
+    def work():
+        with node_lock(paths, LONG):
+            pass
+
+    with node_lock(paths):
+        child = Child(work, LONG)
+    assert child.wait() == ""
