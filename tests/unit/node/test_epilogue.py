@@ -185,9 +185,8 @@ def test_plugins_are_notified_once_after_everything_is_released(node, qemu, tmp_
 
 
 def test_plugins_are_not_notified_while_a_resource_is_left(node, qemu, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        after_release, "reap_until_clean", lambda *_: None
-    )  # it would sleep for a day
+    # It would sleep for a day.
+    monkeypatch.setattr(after_release, "reap_until_clean", lambda *_: None)
 
     class Never:
         @hookimpl

@@ -321,7 +321,7 @@ class _Teardown:
             kind = core_kind(record.kind) or self.kinds.get(record.kind)
             resource = reading.reconstruct(record, kind)
         except (reading.OrphanError, ImportError, AttributeError) as error:
-            # AttributeError: another version was installed while this process ran
+            # The last two: another version was installed while this process ran.
             self.report.orphaned.append(_result(record, f"{error}: {self._advice(record)}"))
             return
         if resource.volatile and not self.same_boot:
