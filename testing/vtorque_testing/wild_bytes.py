@@ -4,7 +4,6 @@ from __future__ import annotations
 
 RUNS = {
     "crlf-body.sh": "micro",
-    "bom.sh": "micro",
     "latin1-directive.sh": "micro",
     "sjis.sh": "micro",
     "nul-in-comment.sh": "micro",

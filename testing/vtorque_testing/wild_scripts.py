@@ -7,7 +7,7 @@ starts each script. Scripts with bytes that an editor or a diff would damage are
 The word after NAME is the smallest image with which the script works: ``micro`` (busybox
 and bash), or ``hpc`` (``doc/recipes/hpc.toml``). In that image, the script has the same output,
 exit status and files as on a Debian host with the same packages. A script without this word
-needs another image, or a batch system other than ``local``.
+needs another image or a batch system other than ``local``, or ``vsub`` refuses it.
 """
 
 from __future__ import annotations

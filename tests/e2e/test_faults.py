@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import hooks_by_hand
-from hooks_by_hand import Hooks, as_before, observe
+from hooks_by_hand import Hooks, as_before, observe, syslog_listener
 
 pytestmark = pytest.mark.e2e
 
@@ -237,10 +237,11 @@ def test_libvirtd_killed_while_a_job_is_torn_down(node_again):
     job = Hooks(node, "le.faults")
     assert job.run("prologue")[0] == 0
     hooks_by_hand.kill_libvirtd()
-    code, _, err = job.run("epilogue")
-    assert code == 1
-    assert "libvirtd does not answer" in err
-    assert "Traceback" not in err
+    with syslog_listener() as read_syslog:
+        code, _, err = job.run("epilogue")
+        assert code == 1 and "the node's syslog has the reason" in err, err
+        assert "libvirtd does not answer" in read_syslog()
+        assert "Traceback" not in err + read_syslog()
     hooks_by_hand.start_libvirtd(node)
     job.release("reap")
     as_before(node, before, "libvirtd killed in the teardown")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import flatness
-from hooks_by_hand import Hooks, as_before, observe
+from hooks_by_hand import Hooks, as_before, observe, syslog_listener
 from vtorque_core.base._console import LARGEST
 from vtorque_core.records.reading import read
 
@@ -136,9 +136,11 @@ def test_libvirtd_that_hangs_at_the_end_of_a_job_leaves_nothing(host):
     node, before = host
     job = Hooks(node, "hangs.faults")
     assert job.run("prologue")[0] == 0
-    with stopped(daemon("libvirtd")):
+    with stopped(daemon("libvirtd")), syslog_listener() as read_syslog:
         code, _, err = job.run("epilogue")
-        assert code == 1 and "no answer from libvirtd" in err and "Traceback" not in err, err
+        assert code == 1 and "the node's syslog has the reason" in err, err
+        assert "Traceback" not in err + read_syslog()
+        assert "no answer from libvirtd" in read_syslog()
         (state,) = (read(path) for path in (node.state / "journal").glob("hangs.faults.*"))
         assert {record.kind for record in state.open} >= {"domain", "lease", "tree"}
     job.release("reap")

@@ -3,10 +3,12 @@
 ``Hooks`` runs the batch system's steps one by one, so that a test can kill each process.
 """
 
+import contextlib
 import json
 import os
 import pwd
 import signal
+import socket
 import subprocess
 import time
 from dataclasses import dataclass, field
@@ -170,6 +172,27 @@ def as_before(node, before, where, seconds=TIMEOUT):
         time.sleep(0.1)
     left = {kind: after[kind] ^ before[kind] for kind in before if after[kind] != before[kind]}
     assert not left, f"{where}: {left}"
+
+
+@contextlib.contextmanager
+def syslog_listener():
+    """Listen at /dev/log, as syslogd does; yield a function that returns the text sent so far."""
+    path = Path("/dev/log")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(path))
+        listener.setblocking(False)
+        received = []
+
+        def read():
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    received.append(listener.recv(8192).decode(errors="replace"))
+            return "\n".join(received)
+
+        try:
+            yield read
+        finally:
+            path.unlink()
 
 
 def kill_libvirtd():
