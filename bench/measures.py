@@ -77,7 +77,8 @@ def ends(bench: Bench) -> list[Figure]:
         compare(
             "last line to vsub's end (plain job)",
             "s",
-            *([end for _, end in each] for each in (ours, plain)),
+            [end for _, end in ours],
+            [end for _, end in plain],
         ),
     ]
 

@@ -16,7 +16,7 @@ from figures import Figure, compare
 from measures import FIRST, Bench
 from node import BenchNode, JobTimes, wait
 
-from vtorque_core.live import placement
+from vtorque_core.plan.placement import node_hardware
 
 WARM, COLD = "ram=512M", "ram=520M"  # COLD has a size that matches no warm guest
 KEPT = "img=micro vcpus=1 ram=512M min=1 max=1"
@@ -64,7 +64,7 @@ def warm(bench: Bench) -> list[Figure]:
 def full(bench: Bench) -> list[Figure]:
     """Measure jobs that fill a node one by one, while five warm guests match none of them."""
     node = bench.node
-    host = placement.node_hardware.topology("qemu:///system").mem_mib
+    host = node_hardware.topology("qemu:///system").mem_mib
     reserve = f'\n[node]\nhost_reserve_ram = "{host - ROOM}M"\n'
     ours, base = [], []
     for _ in range(max(1, bench.rounds // 4)):

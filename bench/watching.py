@@ -5,6 +5,7 @@ The nodes are recorded (tests/support), so that no guest influences the figures.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import shutil
@@ -35,9 +36,8 @@ def watching(bench: Bench) -> list[Figure]:
 
 def _sampler(top: Path) -> list[Figure]:
     sys.path[:0] = [str(REPO / "plugins/telemetry/tests/support"), str(REPO / "tests/support")]
-    import halves  # noqa: PLC0415 - of the plugin's tests
-    import measured  # noqa: PLC0415
-    import running_journal  # noqa: PLC0415
+    names = ("halves", "measured", "running_journal")  # of the tests
+    halves, measured, running_journal = map(importlib.import_module, names)
     from vtorque_telemetry.process import Sampler  # noqa: PLC0415 - needs the prefix
     from vtorque_telemetry.threads import QemuProcess  # noqa: PLC0415
 
@@ -118,7 +118,7 @@ def _start(directory: Path, url: str, *plugins: str) -> float:
     shutil.copy(REPO / "plugins/snap/vtorque_snap/example-task.json", task)
     task.chmod(0o600)
     support = REPO / "tests/support"
-    argv = [TESTS, support / "watched_start.py", directory, "1.srv", url, *plugins]
+    argv = [str(TESTS), str(support / "watched_start.py"), str(directory), "1.srv", url, *plugins]
     environ = {"PYTHONPATH": str(support), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True)
     return float(done.stdout)
