@@ -80,7 +80,7 @@ def table(figures: Sequence[Figure]) -> str:
         more = "" if f.more is None else f"{f.more:.3g}"
         ratio = "" if f.ratio is None else f"{f.ratio:.2f}x"
         sign, times = ("+", "") if f.limits_more else ("", "" if f.ratio is None else "x")
-        limit = "" if f.limit is None else f"{sign}{f.limit:g}{times}"
+        limit = "" if f.limit is None else f"{sign}{f.limit:.3g}{times}"
         held = {None: "", True: "yes", False: "NO"}[f.held]
         base = "" if f.baseline is None else f"{f.baseline:.3g}"
         count = str(len(f.samples.get("ours", ())))

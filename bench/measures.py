@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,9 @@ MUCH = "dd if=/dev/zero bs=1000000 count=120 2>/dev/null"
 # The shortest way to a reader inside a guest: the minimum cost of any output of it.
 PIPED = f"{MUCH} | dd bs=32760 of=/dev/null 2>/dev/null"
 LINES = "i=0; while [ $i -lt 10000 ]; do echo line $i of many lines of output; i=$((i+1)); done"
+IMPORTS = "import click, pluggy, importlib_metadata"
+# Milliseconds of CPU time that a Python with these imports takes on the reference machine.
+REFERENCE = 51.0
 WRAPPER = 0.2  # seconds from READY until the job wrapper sends START; see "READY to first line"
 
 
@@ -33,31 +37,43 @@ class Bench:
     scratch: Path
     rounds: int
 
+    def import_times(self, rounds: int = 9) -> list[float]:
+        """Return the milliseconds of CPU time of a Python with a few imports, several times."""
+        argv = ["python3", "-c", IMPORTS]
+        return [self.node.run(argv).cpu * 1000 for _ in range(rounds)]
+
+    def scaled(self, limit: float) -> float:
+        """Return a limit of the reference machine for this machine's present speed.
+
+        A machine whose CPU takes twice the time for the same imports gets twice the limit.
+        """
+        return limit * statistics.median(self.import_times()) / REFERENCE
+
 
 def submit(bench: Bench) -> list[Figure]:
     """Measure the CPU time of a submission, while the job stays queued behind another one."""
     node = bench.node
     blocker = node.submit("#!/bin/sh\nsleep 600\n", "-vm", "none")
     script = node.script("#!/bin/sh\ntrue\n")
-    imports = "import click, pluggy, importlib_metadata"
-    ours, base, jobs = [], [], []
+    ours: list[float] = []
+    base: list[float] = []
+    jobs: list[str] = []
     try:
         for _ in range(15):
             done = node.run(["vsub", "-N", "b", "-vm", "vcpus=1,ram=512M", script])
             jobs.append(done.out.decode().strip())
             ours.append(done.cpu * 1000)
-            done = node.run(["python3", "-c", imports])
-            base.append(done.cpu * 1000)
+            base += bench.import_times(1)
     finally:
         for job in jobs:
             node.run(["vmgr", "cancel", job])
         node.cancel(blocker)
-    return [compare(f"vsub, CPU (python -c '{imports}')", "ms", ours, base, 3.4)]
+    return [compare(f"vsub, CPU (python -c '{IMPORTS}')", "ms", ours, base, 3.4)]
 
 
 def start(bench: Bench) -> list[Figure]:
     """Measure micro from the prologue to the script's first line, and the teardown."""
-    return _start(bench, "micro", 0.55, bench.rounds, short=True)
+    return _start(bench, "micro", bench.scaled(0.55), bench.rounds, short=True)
 
 
 def ends(bench: Bench) -> list[Figure]:
@@ -103,9 +119,12 @@ def _start(bench: Bench, image: str, limit: float, rounds: int, *, short: bool) 
     figures += _phases(image, jobs)
     if short:
         spans = [job.ended - job.epilogue for job in jobs]
-        figures.append(compare("teardown: the epilogue's process", "s", spans, limit=0.6))
+        figures.append(
+            compare("teardown: the epilogue's process", "s", spans, limit=bench.scaled(0.6))
+        )
         spans = [job.released - job.last_byte for job in jobs]
-        figures.append(compare("  last byte of output to all released", "s", spans, limit=0.25))
+        limit = bench.scaled(0.25)
+        figures.append(compare("  last byte of output to all released", "s", spans, limit=limit))
     return figures
 
 
@@ -147,10 +166,10 @@ def output(bench: Bench) -> list[Figure]:
         times = bench.node.job(f"#!/bin/sh\necho first >&2\n{FLOOD}", *args)
         job.append(times.last_byte - times.first_line)
     return [
-        compare("first byte of a guest's first program", "ms", first, limit=20),
+        compare("first byte of a guest's first program", "ms", first, limit=bench.scaled(20)),
         compare("  of its second program", "ms", again),
-        compare(f"{MEGABYTES} MB of output: the stream", "s", stream, limit=2),
-        compare(f"{MEGABYTES} MB of output: a job's file", "s", job, limit=2),
+        compare(f"{MEGABYTES} MB of output: the stream", "s", stream, limit=bench.scaled(2)),
+        compare(f"{MEGABYTES} MB of output: a job's file", "s", job, limit=bench.scaled(2)),
     ]
 
 

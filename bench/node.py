@@ -151,10 +151,16 @@ class BenchNode:
         out, err = self.home / "out", self.home / "err"
         if err.read_bytes() != b"first\n":
             raise RuntimeError(f"{job}: {err.read_bytes()!r}")
-        facts = kept_records.find(self.paths, job)[-1].facts()
-        phases = {m["name"]: m["start"] for m in facts["phases"] if m["guest"] is None}
+        released, phases = self.timeline(job)
         first, last = err.stat().st_mtime, out.stat().st_mtime
-        return JobTimes(submitted, prologue, first, last, epilogue, facts["ended"], ended, phases)
+        return JobTimes(submitted, prologue, first, last, epilogue, released, ended, phases)
+
+    def timeline(self, job: str) -> tuple[float, dict[str, float]]:
+        """Return when an ended job was released, and when each phase of its start began."""
+        facts = kept_records.find(self.paths, job)[-1].facts()
+        return facts["ended"], {
+            m["name"]: m["start"] for m in facts["phases"] if m["guest"] is None
+        }
 
     def waited_for(self, text: str, *args: str) -> tuple[float, float]:
         """Run a job script with ``vsub -W block=true``, as a user would.

@@ -1,8 +1,9 @@
 """Measure vTorque's performance targets: ``python bench/run.py [NAME...]``, as root.
 
 Needs an otherwise idle node (``scripts/node up``; for ``debian`` also ``vmgr images build debian
-debian``). vTorque and the baseline are measured alternately in one run; medians are printed. Exits
-with 1 if a limit is exceeded.
+debian``). vTorque and the baseline are measured alternately in one run; medians are printed. Most
+limits in seconds are for a reference machine, and are scaled by this machine's speed. Exits with 1
+if a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import platform
 import signal
+import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -45,10 +47,10 @@ def main() -> int:
     from figures import table  # noqa: PLC0415
     from images import images  # noqa: PLC0415
     from laptop import laptop  # noqa: PLC0415
-    from measures import ALL, Bench  # noqa: PLC0415
+    from measures import ALL, REFERENCE, Bench  # noqa: PLC0415
     from node import measured  # noqa: PLC0415
     from share import share  # noqa: PLC0415
-    from still import checkpoint, still  # noqa: PLC0415
+    from still import checkpoint, restored, still  # noqa: PLC0415
     from warm import full, warm  # noqa: PLC0415
     from watching import watching  # noqa: PLC0415
 
@@ -62,6 +64,7 @@ def main() -> int:
         "full": full,
         "still": still,
         "checkpoint": checkpoint,
+        "restored": restored,
         "attacks": attacks,
     }
     unknown = sorted(set(arguments.names) - set(known))
@@ -74,8 +77,10 @@ def main() -> int:
         for name in arguments.names or known:
             sys.stderr.write(f"bench: {name}\n")
             figures += known[name](bench)
+        imports = statistics.median(bench.import_times())
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    machine = f"{os.cpu_count()} CPUs, Linux {platform.release()}, load {load}"
+    machine = f"{os.cpu_count()} CPUs, Linux {platform.release()}, load {load}; "
+    machine += f"imports {imports:.0f} ms of CPU (reference machine {REFERENCE:.0f} ms)"
     if arguments.json:
         shown = {"machine": machine, "figures": [figure.as_json() for figure in figures]}
         sys.stdout.write(json.dumps(shown, indent=1) + "\n")

@@ -18,6 +18,7 @@ from measures import Bench
 from node import BenchNode, wait
 from warm import configured
 
+SHAPE = "img=micro,ram=512M,vcpus=1"
 _HOLD = 3.0  # seconds between suspend and resume
 _SETS = 2.0  # seconds in which a guest has to set its clock
 _READS = 9  # of a guest's clock
@@ -28,7 +29,7 @@ while :; do busybox adjtimex > new.$(hostname); mv new.$(hostname) now.$(hostnam
 USES = """#!/bin/sh
 head -c 100000000 /dev/urandom > /dev/shm/used
 touch used
-while :; do sleep 1; done
+while [ ! -e go ]; do sleep 0.1; done
 """
 _EVENT = re.compile(r"(.+): event 'lifecycle' for domain '?(vt-[^' ]+)'?: (Suspended|Resumed) ")
 _CLOCK = re.compile(r"time\.tv_sec:\s+(\d+)\s+time\.tv_usec:\s+(\d+)")
@@ -71,29 +72,55 @@ def checkpoint(bench: Bench) -> list[Figure]:
     The baseline is manual: suspend, an external snapshot of the memory, resume. Debian 13 only.
     """
     gaps: dict[str, list[float]] = {"vmgr": [], "virsh": []}
-    place = bench.scratch / "checkpoints"
-    place.mkdir(mode=0o700)
-    with (
-        configured(bench.node, f'\n[plugin.survive]\ncheckpoints = "{place}"\n'),
-        _events(bench.scratch / "saved") as events,
-    ):
-        job = bench.node.submit(USES, "-vm", "img=micro,ram=512M,vcpus=1")
-        try:
-            wait((bench.node.home / "used").exists, "the job's memory in use")
-            (name,) = [n for n in _virsh("list", "--name").split() if n.startswith(f"vt-{job}.")]
-            ways: dict[str, Callable[[], object]] = {
-                "vmgr": lambda: bench.node.run(["vmgr", "checkpoint", job]),
-                "virsh": lambda: _save(name, bench.scratch),
-            }
-            for turn in range(bench.rounds):
-                for way, call in list(ways.items())[:: 1 if turn % 2 else -1]:
-                    at = _seen(call, events, 2)
-                    gaps[way].append(at[name, "Resumed"] - at[name, "Suspended"])
-        finally:
-            bench.node.cancel(job)
-            (bench.node.home / "used").unlink(missing_ok=True)
+    with _job_with_used_memory(bench) as job, _events(bench.scratch / "saved") as events:
+        (name,) = [n for n in _virsh("list", "--name").split() if n.startswith(f"vt-{job}.")]
+        ways: dict[str, Callable[[], object]] = {
+            "vmgr": lambda: bench.node.run(["vmgr", "checkpoint", job]),
+            "virsh": lambda: _save(name, bench.scratch),
+        }
+        for turn in range(bench.rounds):
+            for way, call in list(ways.items())[:: 1 if turn % 2 else -1]:
+                at = _seen(call, events, 2)
+                gaps[way].append(at[name, "Resumed"] - at[name, "Suspended"])
     name = "checkpoint of a running job (virsh snapshot-create-as): time paused"
     return [compare(name, "s", gaps["vmgr"], gaps["virsh"], 1.3)]
+
+
+def restored(bench: Bench) -> list[Figure]:
+    """Measure the start of a restored guest whose memory is in use, against a boot. Debian 13 only.
+
+    Both from the plan until the guest is ready.
+    """
+    times: dict[str, list[float]] = {"restored": [], "booted": []}
+    with _job_with_used_memory(bench) as job:
+        done = bench.node.run(["vmgr", "checkpoint", "--stop", job])
+        checkpoint = done.out.decode().strip()
+        wait(bench.node.idle, "the end of the saved job")
+        (bench.node.home / "go").touch()
+        for _ in range(bench.rounds):
+            for way, more in (("restored", f"{SHAPE},resume={checkpoint}"), ("booted", SHAPE)):
+                started = bench.node.submit("#!/bin/sh\n:\n", "-vm", more)
+                wait(bench.node.idle, f"the end of {started}")
+                _, phases = bench.node.timeline(started)
+                times[way].append(phases["post-boot"] - phases["plan"])
+    name = "restored guest: plan to READY (a boot)"
+    return [compare(name, "s", times["restored"], times["booted"], 1)]
+
+
+@contextmanager
+def _job_with_used_memory(bench: Bench) -> Iterator[str]:
+    """Run a job that uses 100 MB of its memory, on a node with checkpoints; yield its id."""
+    place = bench.scratch / "checkpoints"
+    place.mkdir(mode=0o700, exist_ok=True)
+    with configured(bench.node, f'\n[plugin.survive]\ncheckpoints = "{place}"\n'):
+        job = bench.node.submit(USES, "-vm", SHAPE)
+        try:
+            wait((bench.node.home / "used").exists, "the job's memory in use")
+            yield job
+        finally:
+            bench.node.cancel(job)
+            for name in ("used", "go"):
+                (bench.node.home / name).unlink(missing_ok=True)
 
 
 def _save(name: str, place: Path) -> None:

@@ -54,7 +54,7 @@ def warm(bench: Bench) -> list[Figure]:
             "warm: claim to READY (a boot)", "s", [*map(ready, ours)], [*map(ready, base)], 0.2
         ),
         compare("  prologue to first line", "s", [*map(whole, ours)], [*map(whole, base)]),
-        compare("warm: vsub to first line", "s", lines[0], limit=1.0),
+        compare("warm: vsub to first line", "s", lines[0], limit=bench.scaled(1.0)),
         compare("  vsub to first line of a boot", "s", lines[1]),
         compare("  a paused guest: memory of its QEMU", "MiB", rss),
         compare("  a paused guest: CPU", "%", cpu),

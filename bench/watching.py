@@ -31,16 +31,17 @@ TESTS = REPO / ".venv/bin/python3"  # of scripts/test: a node's prefix has no te
 
 def watching(bench: Bench) -> list[Figure]:
     """Measure CPU of samples and log records, and how long monitoring delays a start."""
-    return [*_sampler(bench.scratch / "sampler"), _records(bench.scratch / "log"), _starts(bench)]
+    return [*_sampler(bench), _records(bench), _starts(bench)]
 
 
-def _sampler(top: Path) -> list[Figure]:
+def _sampler(bench: Bench) -> list[Figure]:
     sys.path[:0] = [str(REPO / "plugins/telemetry/tests/support"), str(REPO / "tests/support")]
     names = ("halves", "measured", "running_journal")  # of the tests
     halves, measured, running_journal = map(importlib.import_module, names)
     from vtorque_telemetry.process import Sampler  # noqa: PLC0415 - needs the prefix
     from vtorque_telemetry.threads import QemuProcess  # noqa: PLC0415
 
+    top = bench.scratch / "sampler"
     paths = running_journal.paths_below(top)
     jobs = [running_journal.JournalledJob(paths, f"{n}.srv") for n in range(GUESTS)]
     recorded = {uuid: measured.domstats() for job in jobs for uuid in job.uuids}
@@ -60,12 +61,13 @@ def _sampler(top: Path) -> list[Figure]:
         waits.append((time.monotonic() - begun) * 1000)
         sampler.release()
     return [
-        compare(f"telemetry: a sample of {GUESTS} guests, CPU", "ms", cpu, limit=8),
-        compare("telemetry: delay of a start by its process", "ms", waits, limit=3),
+        compare(f"telemetry: a sample of {GUESTS} guests, CPU", "ms", cpu, limit=bench.scaled(8)),
+        compare("telemetry: delay of a start by its process", "ms", waits, limit=bench.scaled(3)),
     ]
 
 
-def _records(top: Path) -> Figure:
+def _records(bench: Bench) -> Figure:
+    top = bench.scratch / "log"
     paths = Paths(top / "state", top / "run")
     for path in (paths.state, paths.run):
         path.mkdir(parents=True)
@@ -75,7 +77,7 @@ def _records(top: Path) -> Figure:
     ):
         for _ in range(ROUNDS):
             spent.append(_cpu(_write))
-    return compare(f"{RECORDS} records of a job's log, CPU", "s", spent, limit=0.03)
+    return compare(f"{RECORDS} records of a job's log, CPU", "s", spent, limit=bench.scaled(0.03))
 
 
 def _write() -> None:
@@ -107,7 +109,8 @@ def _starts(bench: Bench) -> Figure:
         finally:
             snapteld.kill()
     added = [with_all - without for with_all, without in zip(watched, bare, strict=True)]
-    return compare("joblog, snap and telemetry: added to a start", "ms", added, limit=20)
+    name = "joblog, snap and telemetry: added to a start"
+    return compare(name, "ms", added, limit=bench.scaled(20))
 
 
 def _start(directory: Path, url: str, *plugins: str) -> float:
