@@ -118,7 +118,8 @@ def _job_with_used_memory(bench: Bench) -> Iterator[str]:
             wait((bench.node.home / "used").exists, "the job's memory in use")
             yield job
         finally:
-            bench.node.cancel(job)
+            if not bench.node.idle():
+                bench.node.cancel(job)
             for name in ("used", "go"):
                 (bench.node.home / name).unlink(missing_ok=True)
 
