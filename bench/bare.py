@@ -222,6 +222,12 @@ def script(content: bytes) -> StartRequest:
     return StartRequest(("", FileArg("job")), environ, files=files, mode=StartMode.LOGIN)
 
 
+def program(content: bytes) -> StartRequest:
+    """Return a script that runs without a login shell, as Slurm's job scripts do."""
+    environ = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+    return StartRequest((FileArg("job"),), environ, files=(GuestFileData("job", content),))
+
+
 @dataclass(frozen=True)
 class ProgramRun:
     """One program run: monotonic times, and the number of bytes on stdout."""

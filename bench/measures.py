@@ -150,15 +150,17 @@ def output(bench: Bench) -> list[Figure]:
     flood = f"#!/bin/sh\n{FLOOD}".encode()
     args = ("-vm", "img=micro,ram=512M,vcpus=1")
     guests = bare.capture(bench.node, bench.scratch, *args)
-    first, again, stream, job = [], [], [], []
+    first, again, login, stream, job = [], [], [], [], []
     for _ in range(max(3, bench.rounds // 2)):
         with bare.booted(guests, bench.scratch) as running:
             session = running[0].session()
             time.sleep(WRAPPER)
-            run = bare.timed_run(session, bare.script(bare.FIRST))
+            run = bare.timed_run(session, bare.program(bare.FIRST))
             first.append((run.first - run.began) * 1000)
-            run = bare.timed_run(session, bare.script(bare.FIRST))
+            run = bare.timed_run(session, bare.program(bare.FIRST))
             again.append((run.first - run.began) * 1000)
+            run = bare.timed_run(session, bare.script(bare.FIRST))
+            login.append((run.first - run.began) * 1000)
             run = bare.timed_run(session, bare.script(flood))
             stream.append(run.ended - run.first)
             if run.size != MEGABYTES * 1_000_000:
@@ -168,6 +170,7 @@ def output(bench: Bench) -> list[Figure]:
     return [
         compare("first byte of a guest's first program", "ms", first, limit=bench.scaled(20)),
         compare("  of its second program", "ms", again),
+        compare("  of its first login shell with a script", "ms", login),
         compare(f"{MEGABYTES} MB of output: the stream", "s", stream, limit=bench.scaled(2)),
         compare(f"{MEGABYTES} MB of output: a job's file", "s", job, limit=bench.scaled(2)),
     ]
